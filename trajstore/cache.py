@@ -1,0 +1,232 @@
+"""Decoded trajectories in RAM: one ring of rows a field, so that a cached batch is one `np.take` a field."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from trajstore.index import Selection
+from trajstore.layout import CURR_FRAME, Array, Ints, Places, Schema, array_ranges
+from trajstore.packing import array_shape
+from trajstore.reader import Group, MemorySource, Source, read_arrays
+
+Locate = Callable[[int], tuple[Source, Places]]
+"""Row of a selection -> the source to read that trajectory from, and its place there."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Extent:
+    """A length or position in a ring, counted in rows, environments and frames at once."""
+
+    rows: int = 0
+    envs: int = 0
+    frames: int = 0
+
+    def __add__(self, other: "_Extent") -> "_Extent":
+        return _Extent(self.rows + other.rows, self.envs + other.envs, self.frames + other.frames)
+
+    def __mul__(self, factor: int) -> "_Extent":
+        return _Extent(self.rows * factor, self.envs * factor, self.frames * factor)
+
+    def fits(self, limit: "_Extent") -> bool:
+        return self.rows <= limit.rows and self.envs <= limit.envs and self.frames <= limit.frames
+
+    def largest(self, other: "_Extent") -> "_Extent":
+        return _Extent(max(self.rows, other.rows), max(self.envs, other.envs), max(self.frames, other.frames))
+
+    def nbytes(self, schema: Schema) -> int:
+        total = 0
+        for name, length in self.lengths(schema).items():
+            dtype, row_shape = array_shape(schema, name)
+            total += length * dtype.itemsize * int(np.prod(row_shape))
+        return total
+
+    def lengths(self, schema: Schema) -> dict[str, int]:
+        """Rows of each array that hold this much."""
+        lengths = {CURR_FRAME: self.rows} if schema.pooled else {}
+        for name, (field, *_) in schema.by_array.items():
+            lengths[name] = self.frames if field.frame is not None else self.rows + field.extra_rows * self.envs
+        return lengths
+
+
+def _need(places: Places, row: int) -> _Extent:
+    num_envs = int(places.num_envs[row])
+    return _Extent(int(places.num_steps[row]) * num_envs, num_envs, int(places.num_frames[row]))
+
+
+class _Ring:
+    """The ring of one schema. Trajectories are placed in order; the oldest make room."""
+
+    def __init__(self, schema: Schema, capacity: _Extent) -> None:
+        self.schema = schema
+        self.slots: dict[int, tuple[_Extent, _Extent]] = {}  # id -> where it starts, how long it is; oldest first
+        self._capacity = capacity
+        self.source = MemorySource(schema, self._allocate(capacity))
+
+    def _allocate(self, capacity: _Extent) -> dict[str, Array]:
+        arrays = {}
+        for name, length in capacity.lengths(self.schema).items():
+            dtype, row_shape = array_shape(self.schema, name)
+            arrays[name] = np.empty((length, *row_shape), dtype)
+        return arrays
+
+    def place(self, trajectory_id: int, need: _Extent) -> _Extent:
+        """Makes room for a trajectory and returns where it starts."""
+        start = self._free(need)
+        while start is None:
+            self._grow(need)
+            start = self._free(need)
+        self.slots[trajectory_id] = (start, need)
+        return start
+
+    def _free(self, need: _Extent) -> _Extent | None:
+        if not self.slots:
+            return _Extent() if need.fits(self._capacity) else None
+        oldest = next(iter(self.slots.values()))[0]
+        newest, length = next(reversed(self.slots.values()))
+        head = newest + length
+        if oldest.rows >= head.rows:  # wrapped: free up to the oldest
+            return head if (head + need).fits(oldest) else None
+        if (head + need).fits(self._capacity):
+            return head
+        return _Extent() if need.fits(oldest) else None
+
+    def _grow(self, need: _Extent) -> None:
+        """Moves all slots to the start of rings twice as long."""
+        self._capacity = self._capacity * 2 + need
+        arrays = self._allocate(self._capacity)
+        head = _Extent()
+        for trajectory_id, (start, length) in self.slots.items():
+            for name, old in self.source.arrays.items():
+                first, stop = (extent.lengths(self.schema)[name] for extent in (start, start + length))
+                target = head.lengths(self.schema)[name]
+                arrays[name][target : target + stop - first] = old[first:stop]
+            self.slots[trajectory_id] = (head, length)
+            head = head + length
+        self.source = MemorySource(self.schema, arrays)
+
+
+class Cache:
+    """The newest trajectories of a selection, decoded. Not thread-safe: the sampler that owns it guards it.
+
+    Args:
+        max_trajectories: How many are kept.
+        max_bytes: Bytes they may take together; None: any.
+    """
+
+    def __init__(self, *, max_trajectories: int, max_bytes: int | None = None) -> None:
+        self._max_trajectories = max_trajectories
+        self._max_bytes = max_bytes
+        self._rings: dict[Schema, _Ring] = {}
+        self._epoch = -1
+        self.clear()
+
+    def clear(self) -> None:
+        """Frees all memory."""
+        self._rings = {}
+        self._cached = np.zeros(0, np.bool_)
+        self._ring_of = np.zeros(0, np.int64)
+        self._places: Places | None = None
+
+    def __len__(self) -> int:
+        return sum(len(ring.slots) for ring in self._rings.values())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the rings."""
+        return sum(array.nbytes for ring in self._rings.values() for array in ring.source.arrays.values())
+
+    def update(self, selection: Selection, *, epoch: int, locate: Locate) -> None:
+        """Makes the cache hold the newest trajectories of a selection; `epoch` changes when ids get new meanings."""
+        if epoch != self._epoch:
+            self.clear()
+            self._epoch = epoch
+        first = self._first_wanted(selection)
+        ids = selection.ids.tolist()
+        self._forget(set(ids[first:]))
+        for row in range(first, len(ids)):
+            ring = self._ring(selection, row, count=len(ids) - first)
+            if ids[row] not in ring.slots:
+                self._load(ring, ids[row], need=_need(selection.places, row), origin=locate(row))
+        self._note_places(selection, first)
+
+    def _first_wanted(self, selection: Selection) -> int:
+        first = max(0, len(selection) - self._max_trajectories)
+        if self._max_bytes is None:
+            return first
+        room = self._max_bytes
+        for row in range(len(selection) - 1, first - 1, -1):
+            room -= _need(selection.places, row).nbytes(selection.known_schemas[selection.schemas[row]])
+            if room < 0:
+                return row + 1
+        return first
+
+    def _forget(self, wanted: set[int]) -> None:
+        for schema, ring in list(self._rings.items()):
+            for trajectory_id in [known for known in ring.slots if known not in wanted]:
+                del ring.slots[trajectory_id]
+            if not ring.slots and len(self._rings) > 1:
+                del self._rings[schema]
+
+    def _ring(self, selection: Selection, row: int, *, count: int) -> _Ring:
+        schema = selection.known_schemas[selection.schemas[row]]
+        ring = self._rings.get(schema)
+        if ring is None:
+            # untouched memory costs nothing, so a ring starts at what it may need
+            expected = min(self._max_trajectories, max(2 * count, 16)) if self._max_bytes is None else count
+            ring = self._rings[schema] = _Ring(schema, _need(selection.places, row) * expected)
+        return ring
+
+    def _load(self, ring: _Ring, trajectory_id: int, *, need: _Extent, origin: tuple[Source, Places]) -> None:
+        source, places = origin
+        start = ring.place(trajectory_id, need).lengths(ring.schema)
+        out = {
+            name: ring.source.arrays[name][start[name] : start[name] + stop - first]
+            for name, (first, stop) in array_ranges(ring.schema, places).items()
+        }
+        try:
+            read_arrays(source, places, out=out)
+        except BaseException:
+            del ring.slots[trajectory_id]
+            raise
+
+    def _note_places(self, selection: Selection, first: int) -> None:
+        """Where the selection's trajectories are in the rings, aligned with its rows."""
+        self._cached = np.arange(len(selection)) >= first
+        self._order = list(self._rings.values())
+        ring_numbers = {schema: number for number, schema in enumerate(self._rings)}
+        by_schema = np.array([ring_numbers.get(schema, 0) for schema in selection.known_schemas], np.int64)
+        self._ring_of = by_schema[selection.schemas] if len(selection) else np.zeros(0, np.int64)
+        starts = np.zeros((3, len(selection)), np.int64)
+        for number, ring in enumerate(self._order):
+            rows = np.flatnonzero(self._cached & (self._ring_of == number))
+            if not len(rows):
+                continue
+            found = (ring.slots[trajectory_id][0] for trajectory_id in selection.ids[rows].tolist())
+            starts[:, rows] = np.array([(start.rows, start.envs, start.frames) for start in found]).T
+        own = selection.places
+        self._places = Places(own.num_steps, own.num_envs, own.num_frames, *starts)
+
+    def groups(self, which: Ints, *, steps: Ints, envs: Ints) -> tuple[list[Group], Ints | None]:
+        """Serves draws that are cached.
+
+        Args:
+            which: int64[n], rows of the selection last given to `update`.
+            steps: int64[n].
+            envs: int64[n].
+
+        Returns:
+            Groups over the cached draws, and the draws that are not cached (None: there are none).
+        """
+        if self._places is None:
+            return [], np.arange(len(which))
+        if len(self._order) == 1 and self._cached.all():
+            return [Group(self._order[0].source, None, self._places[which], steps, envs)], None
+        cached = self._cached[which]
+        groups = []
+        for number, ring in enumerate(self._order):
+            draws = np.flatnonzero(cached & (self._ring_of[which] == number))
+            if len(draws):
+                groups.append(Group(ring.source, draws, self._places[which[draws]], steps[draws], envs[draws]))
+        rest = np.flatnonzero(~cached)
+        return groups, rest if len(rest) else None

@@ -1,0 +1,251 @@
+"""A trajectory as arrays of env-major rows and pooled frames, in memory: what a segment holds, one trajectory at a time."""
+
+import uuid as uuids
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from trajstore.errors import InvalidTrajectoryError
+from trajstore.layout import CURR_FRAME, Array, Field, Places, Schema, array_name, differing_rows, plan_pool
+from trajstore.trajectory import (
+    FLAG_FIELDS,
+    STORED_DTYPES,
+    Json,
+    Trajectory,
+    dtype_name,
+    flatten,
+    from_object,
+    from_stored,
+    to_stored,
+    unflatten,
+    update_count,
+)
+
+_REFERENCE_FIELDS = ("prev_logprobs", "rewards", "actions")
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What is known of a trajectory besides its arrays.
+
+    Attributes:
+        uuid: Its own, 32 hexadecimal digits.
+        num_steps: T.
+        num_envs: B.
+        num_frames: Frames in the pool; 0 without one.
+        max_episode_length, model_weights_id, model_update_count: As in `Trajectory`, the last one resolved.
+    """
+
+    uuid: str
+    num_steps: int
+    num_envs: int
+    num_frames: int
+    max_episode_length: int
+    model_weights_id: str
+    model_update_count: int
+
+    @property
+    def places(self) -> Places:
+        """Where it lies in arrays that hold nothing else."""
+        zero = np.zeros(1, np.int64)
+        return Places(zero + self.num_steps, zero + self.num_envs, zero + self.num_frames, zero, zero, zero)
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A trajectory's own copy, ready to be written and to be read from.
+
+    Attributes:
+        header: What is known of it.
+        schema: Its fields.
+        arrays: Array name -> rows [n, ...] of the stored dtype, contiguous.
+        aside: Values kept beside the arrays, path -> JSON.
+    """
+
+    header: Header
+    schema: Schema
+    arrays: dict[str, Array]
+    aside: dict[str, Json]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A trajectory that was found good, but is not copied yet.
+
+    Attributes:
+        trajectory: The source.
+        tensors: Its fields [T or more, B, ...] by path.
+        aside: Its other values, as JSON.
+        num_steps: T.
+        num_envs: B.
+    """
+
+    trajectory: Trajectory
+    tensors: dict[str, torch.Tensor]
+    aside: dict[str, Json]
+    num_steps: int
+    num_envs: int
+
+    def pack(self) -> Packed:
+        """Copies it into env-major rows; the source is not referred to afterwards."""
+        stored = {path: to_stored(tensor.contiguous()) for path, tensor in self.tensors.items()}
+        frames, num_frames, pooled = _plan(self.tensors, stored, self.num_steps)
+        arrays: dict[str, Array] = {CURR_FRAME: frames.reshape(-1)} if pooled else {}
+        fields = []
+        for path, tensor in self.tensors.items():
+            key = path.partition("/")[2]
+            field = _field(path, tensor, num_steps=self.num_steps, pooled=key in pooled)
+            fields.append(field)
+            if field.frame is None:
+                arrays[field.array] = _env_major(tensor)
+            elif field.frame == 0:
+                arrays[field.array] = _pool(stored[path], stored[f"next_obs/{key}"], frames, num_frames)
+        return Packed(self._header(num_frames), Schema(tuple(fields)), arrays, self.aside)
+
+    def _header(self, num_frames: int) -> Header:
+        return Header(
+            uuid=uuids.uuid4().hex,
+            num_steps=self.num_steps,
+            num_envs=self.num_envs,
+            num_frames=num_frames,
+            max_episode_length=int(self.trajectory.max_episode_length),
+            model_weights_id=str(self.trajectory.model_weights_id),
+            model_update_count=update_count(self.trajectory),
+        )
+
+
+def prepare(source: object) -> Prepared:
+    """Checks a trajectory, or an object with its attributes; nothing is copied but what is not on the CPU.
+
+    Raises:
+        InvalidTrajectoryError: The shapes do not fit [T, B, ...] with T, B >= 1, or a key is not a usable name.
+        UnsupportedTypeError: A value can't be stored.
+    """
+    trajectory = from_object(source)
+    tensors, aside = flatten(trajectory)
+    num_steps, num_envs = find_steps_envs(tensors)
+    for path, tensor in tensors.items():
+        _check_shape(path, tensor, num_steps=num_steps, num_envs=num_envs)
+    return Prepared(trajectory, tensors, aside, num_steps, num_envs)
+
+
+def unpack(header: Header, schema: Schema, arrays: Mapping[str, Array], aside: Mapping[str, Json]) -> Trajectory:
+    """Inverse of packing; `arrays` holds nothing but this trajectory, and may lack arrays of fields outside `schema`."""
+    num_envs, num_steps = header.num_envs, header.num_steps
+    tensors = {}
+    for field in schema.fields:
+        rows = arrays[field.array]
+        if field.frame is not None:
+            rows = rows[arrays[CURR_FRAME] + field.frame]
+        # [B * (T + extra), ...] -> [T + extra, B, ...]
+        env_major = from_stored(rows, field.dtype).reshape(num_envs, num_steps + field.extra_rows, *field.row_shape)
+        tensors[field.path] = env_major.transpose(0, 1).clone(memory_format=torch.contiguous_format)
+    trajectory = unflatten(tensors, aside)
+    trajectory.max_episode_length = header.max_episode_length
+    trajectory.model_weights_id = header.model_weights_id
+    trajectory.model_update_count = header.model_update_count
+    return trajectory
+
+
+def array_shape(schema: Schema, array: str) -> tuple[np.dtype[np.generic], tuple[int, ...]]:
+    """Stored dtype and row shape of an array."""
+    if array == CURR_FRAME:
+        return np.dtype("int32"), ()
+    field = schema.by_array[array][0]
+    return STORED_DTYPES[field.dtype], field.row_shape
+
+
+def find_steps_envs(tensors: Mapping[str, torch.Tensor]) -> tuple[int, int]:
+    """T and B: from `prev_logprobs`, else `rewards`, else `actions` (RLinf 0.3.0 knows the first two), else the first tensor."""
+    path = next((path for path in (*_REFERENCE_FIELDS, *tensors) if path in tensors), None)
+    if path is None:
+        raise InvalidTrajectoryError("the trajectory holds no tensor [T, B, ...]; there is nothing to sample from it")
+    num_steps, num_envs = tensors[path].shape[:2]
+    if not num_steps or not num_envs:
+        raise InvalidTrajectoryError(f"field {path!r}: T = {num_steps} and B = {num_envs}; both must be at least 1")
+    return num_steps, num_envs
+
+
+def reference_field(schema: Schema) -> Field:
+    """The field that T and B were taken from."""
+    path = next((path for path in _REFERENCE_FIELDS if path in schema.by_path), schema.fields[0].path)
+    return schema.by_path[path]
+
+
+def _check_shape(path: str, tensor: torch.Tensor, *, num_steps: int, num_envs: int) -> None:
+    rows, envs = tensor.shape[:2]
+    if rows < num_steps or envs != num_envs:
+        raise InvalidTrajectoryError(
+            f"field {path!r}: shape {list(tensor.shape)} does not fit T = {num_steps} steps of B = {num_envs} environments;"
+            " expected [T or more, B, ...]"
+        )
+    extra = rows - num_steps
+    if path in FLAG_FIELDS and extra and num_steps % extra:
+        raise InvalidTrajectoryError(
+            f"field {path!r}: {rows} rows are T = {num_steps} and {extra} more, one an epoch, but T is no multiple of {extra}"
+        )
+
+
+def _field(path: str, tensor: torch.Tensor, *, num_steps: int, pooled: bool) -> Field:
+    top, _, key = path.partition("/")
+    pooled = pooled and top in ("curr_obs", "next_obs")
+    extra = tensor.shape[0] - num_steps
+    return Field(
+        path=path,
+        dtype=dtype_name(tensor.dtype),
+        row_shape=tuple(tensor.shape[2:]),
+        extra_rows=extra,
+        extra_first=extra > 0 and path in FLAG_FIELDS,
+        array=array_name(f"obs/{key}" if pooled else path),
+        frame=("curr_obs", "next_obs").index(top) if pooled else None,
+    )
+
+
+def _env_major(tensor: torch.Tensor) -> Array:
+    """A copy of [T, B, ...] as rows [B * T, ...]."""
+    copy = torch.empty((tensor.shape[1], tensor.shape[0], *tensor.shape[2:]), dtype=tensor.dtype)
+    copy.copy_(tensor.transpose(0, 1))
+    return to_stored(copy.flatten(0, 1))
+
+
+def _plan(tensors: Mapping[str, torch.Tensor], stored: Mapping[str, Array], num_steps: int) -> tuple[Array, int, frozenset[str]]:
+    """The pool's frames int32[B, T], their number, and the observation keys that are pooled."""
+    inserted: dict[str, np.ndarray[tuple[int, ...], np.dtype[np.bool_]]] = {}
+    for path, tensor in tensors.items():
+        top, _, key = path.partition("/")
+        after = tensors.get(f"next_obs/{key}")
+        if top != "curr_obs" or after is None or after.dtype != tensor.dtype or after.shape != tensor.shape:
+            continue
+        if tensor.shape[0] == num_steps:
+            inserted[key] = _inserted(stored[path], stored[f"next_obs/{key}"])
+    if not inserted:
+        return np.zeros((0, 0), np.int32), 0, frozenset()
+    plan = inserted[max(inserted, key=lambda key: stored[f"curr_obs/{key}"].nbytes)]
+    pooled = frozenset(key for key, where in inserted.items() if not (where & ~plan).any())
+    return *plan_pool(plan), pooled
+
+
+def _inserted(curr: Array, after: Array) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+    """bool[B, T]: after which steps the next observation is not the following current one. Both are [T, B, ...]."""
+    inserted = np.ones(curr.shape[:2], np.bool_)
+    if len(curr) > 1:
+        inserted[:-1] = differing_rows(after[:-1], curr[1:])
+    return np.ascontiguousarray(inserted.T)
+
+
+def _pool(curr: Array, after: Array, frames: Array, num_frames: int) -> Array:
+    """Frames [F, ...] from both observations [T, B, ...] and the plan int32[B, T]."""
+    pool = np.empty((num_frames, *curr.shape[2:]), curr.dtype)
+    order = frames.T.reshape(-1)
+    pool[order] = curr.reshape(-1, *curr.shape[2:])
+    missing = np.ones(num_frames, np.bool_)
+    missing[order] = False
+    after_rows = np.flatnonzero(missing[order + 1])
+    pool[order[after_rows] + 1] = after.reshape(-1, *after.shape[2:])[after_rows]
+    return pool

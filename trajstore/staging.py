@@ -1,0 +1,111 @@
+"""Segments that no index lists yet: how many trajectories appear at once, or not at all. Links, loads and compaction are this."""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from trajstore.index import Selection
+from trajstore.layout import Ints, Schema
+from trajstore.packing import Packed
+from trajstore.segment import Entry, delete_segment, link_segment, write_segment
+from trajstore.storage import Storage
+from trajstore.view import StoreView
+
+
+class StagedRow(NamedTuple):
+    """A trajectory in a staged segment."""
+
+    entry: Entry
+    segment: int
+    schema: Schema
+
+
+@dataclass
+class Staging:
+    """Writes and links segments that only count once an index lists their rows.
+
+    Attributes:
+        storage: Where to.
+        take_number: Gives the next segment number.
+        segment_bytes: Raw bytes that are written as one segment.
+    """
+
+    storage: Storage
+    take_number: Callable[[], int]
+    segment_bytes: int
+
+    def __post_init__(self) -> None:
+        self.rows: list[StagedRow] = []
+        self.numbers: list[int] = []
+        self._order: list[int] = []
+        self._waiting: list[tuple[int, Packed]] = []
+        self._waiting_bytes = 0
+
+    def add(self, trajectory_id: int, packed: Packed) -> None:
+        """Takes a trajectory; it is written with the following ones of its schema."""
+        self._order.append(trajectory_id)
+        if self._waiting and (packed.schema != self._waiting[0][1].schema or self._waiting_bytes + packed.nbytes > self.segment_bytes):
+            self.write()
+        self._waiting.append((trajectory_id, packed))
+        self._waiting_bytes += packed.nbytes
+
+    def write(self) -> None:
+        """Writes what was added."""
+        if self._waiting:
+            number = self._number()
+            info = write_segment(self.storage, number, trajectories=self._waiting, recover=False)
+            self._note(number, info.entries, info.schema)
+            self._waiting, self._waiting_bytes = [], 0
+
+    def link_all(self, source: StoreView, new_ids: Mapping[int, int]) -> None:
+        """Takes trajectories of another store, given their old and new ids."""
+        source.flush()
+        self._order += new_ids.values()
+        selection = source.select(list(new_ids))
+        by_segment: dict[int, list[int]] = defaultdict(list)
+        for trajectory_id, number in zip(selection.ids.tolist(), selection.segments.tolist(), strict=True):
+            by_segment[number].append(trajectory_id)
+        for number, ids in by_segment.items():
+            segment = source.segment(number)
+            entries = [replace(segment.entry(old), trajectory_id=new_ids[old]) for old in ids]
+            own_number = self._number()
+            link_segment(self.storage, own_number, source=segment, entries=entries)
+            self._note(own_number, entries, segment.info.schema)
+
+    def ordered_rows(self) -> list[StagedRow]:
+        """All rows, in the order in which their trajectories were given."""
+        by_id = {row.entry.trajectory_id: row for row in self.rows}
+        return [by_id[trajectory_id] for trajectory_id in self._order]
+
+    def abandon(self) -> None:
+        """Removes all that was written."""
+        for number in self.numbers:
+            delete_segment(self.storage, number)
+
+    def _number(self) -> int:
+        self.numbers.append(self.take_number())
+        return self.numbers[-1]
+
+    def _note(self, number: int, entries: Sequence[Entry], schema: Schema) -> None:
+        self.rows += [StagedRow(entry, number, schema) for entry in entries]
+
+
+def worth_compacting(view: StoreView, selection: Selection, *, segment_bytes: int) -> Ints:
+    """Rows of a selection of all committed trajectories that compaction rewrites, int64[n].
+
+    These are the trajectories of segments that are mostly dead, and of small ones where several have the same schema.
+    """
+    small: dict[Schema, list[int]] = defaultdict(list)
+    chosen = []
+    for number in np.unique(selection.segments).tolist():
+        info = view.segment(number).info
+        live = int(np.count_nonzero(selection.segments == number))
+        if live * 2 < len(info.entries):
+            chosen.append(number)
+        elif info.raw_bytes * 2 < segment_bytes:
+            small[info.schema].append(number)
+    chosen += [number for numbers in small.values() if len(numbers) > 1 for number in numbers]
+    return np.flatnonzero(np.isin(selection.segments, chosen))

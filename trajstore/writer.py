@@ -1,0 +1,144 @@
+"""The background thread that commits trajectories, and its bounded queue."""
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
+
+from trajstore.errors import ClosedError
+from trajstore.packing import Packed
+
+Batch: TypeAlias = Sequence[tuple[int, Packed]]
+"""Trajectories (id, packed) of one schema."""
+
+
+class Writer:
+    """Commits queued trajectories in order, in groups of one schema.
+
+    A failed commit leaves its trajectories queued and readable. The failure is raised once, by the next call of `check`, `put` or `flush`;
+    then the commit is tried again.
+
+    Args:
+        commit: Makes a batch durable; called on the thread.
+        lock: Guards the queue; shared with the owner, so that queue and index change together.
+        segment_bytes: Raw bytes of a group; at least one trajectory is taken.
+        queue_bytes: Raw bytes that the queue may hold before `put` waits.
+    """
+
+    def __init__(self, commit: Callable[[Batch], None], *, lock: threading.RLock, segment_bytes: int, queue_bytes: int) -> None:
+        self._commit = commit
+        self._changed = threading.Condition(lock)
+        self._segment_bytes = segment_bytes
+        self._queue_bytes = queue_bytes
+        self._queue: dict[int, Packed] = {}
+        self._nbytes = 0
+        self._failure: BaseException | None = None
+        self._is_committing = False
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    def check(self) -> None:
+        """Raises what went wrong since the last call, if anything did, and lets the thread try again."""
+        with self._changed:
+            failure, self._failure = self._failure, None
+            if failure is not None:
+                self._changed.notify_all()
+                raise failure
+
+    def pending(self, trajectory_id: int) -> Packed:
+        """A trajectory that is not committed yet; the owner's lock must be held."""
+        return self._queue[trajectory_id]
+
+    def put(self, packed: Packed, assign_id: Callable[[], int]) -> int:
+        """Queues a trajectory, waiting for room; `assign_id` is called under the lock once there is."""
+        with self._changed:
+            while self._queue and self._nbytes + packed.nbytes > self._queue_bytes and not self._closed:
+                self.check()
+                self._start()
+                self._changed.wait()
+            self.check()
+            if self._closed:
+                raise ClosedError("the store is closed; nothing can be added")
+            trajectory_id = assign_id()
+            self._queue[trajectory_id] = packed
+            self._nbytes += packed.nbytes
+            self._start()
+            self._changed.notify_all()
+            return trajectory_id
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="trajstore-writer", daemon=True)
+            self._thread.start()
+
+    def discard(self, trajectory_ids: Iterable[int]) -> None:
+        """Takes trajectories out of the queue; one that is being committed is found to be gone when it is placed."""
+        with self._changed:
+            self._drop(trajectory_ids)
+
+    def discard_all(self) -> None:
+        """Empties the queue and waits for the commit that runs, so that ids may be given anew afterwards."""
+        with self._changed:
+            self._drop(list(self._queue))
+            while self._is_committing:
+                self._changed.wait()
+
+    def flush(self) -> None:
+        """Waits until all that was queued is durable; raises the failure if it can't be."""
+        with self._changed:
+            while self._queue:
+                self.check()
+                self._start()
+                self._changed.wait()
+            self.check()
+
+    def stop(self) -> None:
+        """Flushes and ends the thread, even when the flush fails; the next `put` starts one."""
+        try:
+            self.flush()
+        finally:
+            with self._changed:
+                thread, self._thread = self._thread, None
+                self._changed.notify_all()
+            if thread is not None:
+                thread.join()
+
+    def close(self) -> None:
+        """Stops for good: what is added from now on is refused."""
+        with self._changed:
+            self._closed = True
+        self.stop()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while self._thread is threading.current_thread() and (not self._queue or self._failure is not None):
+                    self._changed.wait()
+                if self._thread is not threading.current_thread():
+                    return
+                batch = self._next_batch()
+                self._is_committing = True
+            failure: BaseException | None = None
+            try:
+                self._commit(batch)
+            except BaseException as error:  # noqa: BLE001  raised in the caller's thread by check
+                failure = error
+            with self._changed:
+                self._is_committing = False
+                self._failure = failure
+                self._drop([] if failure else [trajectory_id for trajectory_id, _ in batch])
+
+    def _next_batch(self) -> Batch:
+        batch: list[tuple[int, Packed]] = []
+        nbytes = 0
+        for trajectory_id, packed in self._queue.items():
+            nbytes += packed.nbytes
+            if batch and (nbytes > self._segment_bytes or packed.schema != batch[0][1].schema):
+                break
+            batch.append((trajectory_id, packed))
+        return batch
+
+    def _drop(self, trajectory_ids: Iterable[int]) -> None:
+        for trajectory_id in trajectory_ids:
+            packed = self._queue.pop(trajectory_id, None)
+            self._nbytes -= packed.nbytes if packed is not None else 0
+        self._changed.notify_all()
