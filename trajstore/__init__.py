@@ -11,6 +11,7 @@ The modules are floors of a house; each imports only from floors above it, as a 
 | 1 | `threads` | the one pool that encodes and decodes |
 | 2 | `packing` | a trajectory as env-major rows and pooled frames, in memory |
 | 2 | `codec` | rows a chunk and codec by the data; encode, decode |
+| 2 | `demo` | a rendered scene to try things on |
 | 2 | `storage` | the one seam to bytes elsewhere: directory, dictionary, any Zarr store |
 | 3 | `segment` | write, link, open one segment |
 | 4 | `index` | the table of live trajectories; publish and read it |
@@ -24,7 +25,7 @@ The modules are floors of a house; each imports only from floors above it, as a 
 | 9 | `store` | `TrajectoryStore`, `open` |
 | 10 | `checkpoint` | pt and pkl files, snapshots, and reading them back |
 | 11 | `replay_buffer` | the drop-in buffer |
-| 12 | `demo`, `cli` | commands |
+| 12 | `cli` | commands |
 
 `FORMAT.md` is the specification of what is on the disk.
 """
