@@ -71,21 +71,21 @@ def bits(tensor: torch.Tensor) -> bytes:
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
 
 
-def assert_same(left: Any, right: Any, where: str = "") -> None:
-    """Equal trees: keys in order, dtypes, shapes and bits of tensors."""
+def assert_same(left: Any, right: Any, where: str = "", *, ordered: bool = True) -> None:
+    """Equal trees: keys (in order), dtypes, shapes and bits of tensors."""
     if isinstance(left, torch.Tensor):
         assert isinstance(right, torch.Tensor), where
         assert (left.dtype, left.shape) == (right.dtype, right.shape), where
         assert bits(left) == bits(right), where
     elif isinstance(left, Mapping):
-        assert list(left) == list(right), where
+        assert (list if ordered else set)(left) == (list if ordered else set)(right), where
         for key in left:
-            assert_same(left[key], right[key], f"{where}/{key}")
+            assert_same(left[key], right[key], f"{where}/{key}", ordered=ordered)
     elif isinstance(left, list | tuple):
         assert type(left) is type(right), where
         assert len(left) == len(right), where
         for a, b in zip(left, right, strict=True):
-            assert_same(a, b, where)
+            assert_same(a, b, where, ordered=ordered)
     elif isinstance(left, float) and left != left:
         assert right != right, where
     else:
@@ -96,7 +96,7 @@ def assert_same_trajectory(left: Any, right: Trajectory) -> None:
     """Equal in everything that was given; a count that was not given is resolved."""
     for name in vars(left):
         if name != "model_update_count" or getattr(left, name) is not None:
-            assert_same(getattr(left, name), getattr(right, name), name)
+            assert_same(getattr(left, name), getattr(right, name), name, ordered=False)
 
 
 ALL_DTYPES = [getattr(torch, name) for name in STORED_DTYPES]

@@ -9,9 +9,9 @@ import pytest
 import tensorstore
 import torch
 import zarr
+from conftest import ALL_DTYPES, assert_same, make, random_tensor
 
 import trajstore
-from conftest import ALL_DTYPES, assert_same, make, random_tensor
 from trajstore import Trajectory
 
 

@@ -243,9 +243,9 @@ def _pool(curr: Array, after: Array, frames: Array, num_frames: int) -> Array:
     """Frames [F, ...] from both observations [T, B, ...] and the plan int32[B, T]."""
     pool = np.empty((num_frames, *curr.shape[2:]), curr.dtype)
     order = frames.T.reshape(-1)
-    pool[order] = curr.reshape(-1, *curr.shape[2:])
+    pool[order] = curr.reshape(len(order), *curr.shape[2:])
     missing = np.ones(num_frames, np.bool_)
     missing[order] = False
     after_rows = np.flatnonzero(missing[order + 1])
-    pool[order[after_rows] + 1] = after.reshape(-1, *after.shape[2:])[after_rows]
+    pool[order[after_rows] + 1] = after.reshape(len(order), *after.shape[2:])[after_rows]
     return pool

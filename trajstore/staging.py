@@ -41,24 +41,25 @@ class Staging:
         self.rows: list[StagedRow] = []
         self.numbers: list[int] = []
         self._order: list[int] = []
-        self._waiting: list[tuple[int, Packed]] = []
+        self._waiting: defaultdict[Schema, list[tuple[int, Packed]]] = defaultdict(list)
         self._waiting_bytes = 0
 
     def add(self, trajectory_id: int, packed: Packed) -> None:
-        """Takes a trajectory; it is written with the following ones of its schema."""
+        """Takes a trajectory; it is written with others of its schema."""
         self._order.append(trajectory_id)
-        if self._waiting and (packed.schema != self._waiting[0][1].schema or self._waiting_bytes + packed.nbytes > self.segment_bytes):
-            self.write()
-        self._waiting.append((trajectory_id, packed))
+        self._waiting[packed.schema].append((trajectory_id, packed))
         self._waiting_bytes += packed.nbytes
+        if self._waiting_bytes > self.segment_bytes:
+            self.write()
 
     def write(self) -> None:
-        """Writes what was added."""
-        if self._waiting:
+        """Writes what was added, a segment a schema."""
+        for trajectories in self._waiting.values():
             number = self._number()
-            info = write_segment(self.storage, number, trajectories=self._waiting, recover=False)
+            info = write_segment(self.storage, number, trajectories=trajectories, recover=False)
             self._note(number, info.entries, info.schema)
-            self._waiting, self._waiting_bytes = [], 0
+        self._waiting.clear()
+        self._waiting_bytes = 0
 
     def link_all(self, source: StoreView, new_ids: Mapping[int, int]) -> None:
         """Takes trajectories of another store, given their old and new ids."""

@@ -223,9 +223,11 @@ class LocalStorage:
     def _as_storage_error(self, verb: str, key: str) -> Iterator[None]:
         try:
             yield
-        except (FileNotFoundError, StorageError, LockedError):
+        except (StorageError, LockedError):
             raise
         except OSError as error:
+            if isinstance(error, FileNotFoundError) and verb not in ("write", "lock"):
+                raise
             what = f"can't {verb} {key!r} in {self.location}: {error.strerror or error}"
             raise StorageError(error.errno or errno.EIO, what) from error
 
