@@ -62,6 +62,13 @@ class Schema:
 
     fields: tuple[Field, ...]
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self.fields)
+
     @cached_property
     def by_path(self) -> dict[str, Field]:
         return {field.path: field for field in self.fields}

@@ -1,5 +1,6 @@
 """A trajectory as arrays of env-major rows and pooled frames, in memory: what a segment holds, one trajectory at a time."""
 
+import functools
 import uuid as uuids
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -97,16 +98,17 @@ class Prepared:
         stored = {path: to_stored(tensor.contiguous()) for path, tensor in self.tensors.items()}
         frames, num_frames, pooled = _plan(self.tensors, stored, self.num_steps)
         arrays: dict[str, Array] = {CURR_FRAME: frames.reshape(-1)} if pooled else {}
-        fields = []
-        for path, tensor in self.tensors.items():
-            key = path.partition("/")[2]
-            field = _field(path, tensor, num_steps=self.num_steps, pooled=key in pooled)
-            fields.append(field)
+        rows = tuple(
+            (path, tensor.dtype, tuple(tensor.shape[2:]), tensor.shape[0] - self.num_steps) for path, tensor in self.tensors.items()
+        )
+        schema = _schema(rows, pooled)
+        for field in schema.fields:
             if field.frame is None:
-                arrays[field.array] = _env_major(tensor)
+                arrays[field.array] = _env_major(self.tensors[field.path])
             elif field.frame == 0:
-                arrays[field.array] = _pool(stored[path], stored[f"next_obs/{key}"], frames, num_frames)
-        return Packed(self._header(num_frames), Schema(tuple(fields)), arrays, self.aside)
+                after = stored[field.path.replace("curr_obs/", "next_obs/", 1)]
+                arrays[field.array] = _pool(stored[field.path], after, frames, num_frames)
+        return Packed(self._header(num_frames), schema, arrays, self.aside)
 
     def _header(self, num_frames: int) -> Header:
         return Header(
@@ -192,18 +194,23 @@ def _check_shape(path: str, tensor: torch.Tensor, *, num_steps: int, num_envs: i
         )
 
 
-def _field(path: str, tensor: torch.Tensor, *, num_steps: int, pooled: bool) -> Field:
+@functools.lru_cache(1024)
+def _schema(rows: tuple[tuple[str, torch.dtype, tuple[int, ...], int], ...], pooled: frozenset[str]) -> Schema:
+    """The schema of fields (path, dtype, row shape, extra rows), given the pooled keys. Cached: most trajectories are alike."""
+    return Schema(tuple(_field(path, dtype, row_shape, extra, pooled) for path, dtype, row_shape, extra in rows))
+
+
+def _field(path: str, dtype: torch.dtype, row_shape: tuple[int, ...], extra: int, pooled: frozenset[str]) -> Field:
     top, _, key = path.partition("/")
-    pooled = pooled and top in ("curr_obs", "next_obs")
-    extra = tensor.shape[0] - num_steps
+    is_pooled = key in pooled and top in ("curr_obs", "next_obs")
     return Field(
         path=path,
-        dtype=dtype_name(tensor.dtype),
-        row_shape=tuple(tensor.shape[2:]),
+        dtype=dtype_name(dtype),
+        row_shape=row_shape,
         extra_rows=extra,
         extra_first=extra > 0 and path in FLAG_FIELDS,
-        array=array_name(f"obs/{key}" if pooled else path),
-        frame=("curr_obs", "next_obs").index(top) if pooled else None,
+        array=array_name(f"obs/{key}" if is_pooled else path),
+        frame=("curr_obs", "next_obs").index(top) if is_pooled else None,
     )
 
 

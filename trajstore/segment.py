@@ -108,7 +108,8 @@ class Entry:
 
     def to_json(self) -> dict[str, Json]:
         starts = {name: getattr(self, name) for name in ("row_start", "env_start", "frame_start")}
-        return {"id": self.trajectory_id, **asdict(self.header), **starts, "aside": self.aside}
+        header = {name: getattr(self.header, name) for name in Header.__dataclass_fields__}  # asdict would copy deeply
+        return {"id": self.trajectory_id, **header, **starts, "aside": self.aside}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Json]) -> "Entry":
