@@ -145,9 +145,9 @@ def unpack(header: Header, schema: Schema, arrays: Mapping[str, Array], aside: M
         rows = arrays[field.array]
         if field.frame is not None:
             rows = rows[arrays[CURR_FRAME] + field.frame]
-        # [B * (T + extra), ...] -> [T + extra, B, ...]
-        env_major = from_stored(rows, field.dtype).reshape(num_envs, num_steps + field.extra_rows, *field.row_shape)
-        tensors[field.path] = env_major.transpose(0, 1).clone(memory_format=torch.contiguous_format)
+        # [B * (T + extra), ...] -> [T + extra, B, ...]; copied by numpy, since torch's threads do not survive a fork
+        env_major = rows.reshape(num_envs, num_steps + field.extra_rows, *field.row_shape)
+        tensors[field.path] = from_stored(env_major.swapaxes(0, 1).copy(), field.dtype)
     trajectory = unflatten(tensors, aside)
     trajectory.max_episode_length = header.max_episode_length
     trajectory.model_weights_id = header.model_weights_id

@@ -295,6 +295,7 @@ class ZarrStorage:
     def __init__(self, store: Store) -> None:
         self.location = str(store)
         self._store = store
+        sync(store._ensure_open())  # zip files open late; zarr-python calls the same before it uses a store
         self._prototype = default_buffer_prototype()
 
     def read(self, key: str) -> bytes:

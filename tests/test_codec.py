@@ -1,0 +1,137 @@
+"""Chunks and shards: inverse functions, choices that look at the data only, and no wrong bytes decoded."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trajstore.codec import NONE, ZSTD, Codec, choose_codec, choose_rows_per_chunk, codec_from_json, lz4
+from trajstore.errors import CorruptionError
+from trajstore.segment import decode_array, encode_array
+from trajstore.shard import build, crc32c, index_bytes, parse_index, with_crc, without_crc
+
+CODECS = [NONE, ZSTD, lz4(), lz4(shuffle=4)]
+
+
+def view(data: bytes) -> np.ndarray:
+    return np.frombuffer(data, np.uint8)
+
+
+def test_the_checksum_is_castagnoli() -> None:
+    assert crc32c(b"123456789") == 0xE3069283
+
+
+@given(st.lists(st.binary(max_size=50), max_size=9))
+def test_a_shard_parses_into_its_chunks(chunks: list[bytes]) -> None:
+    shard = build(chunks)
+    table = parse_index(view(shard)[-index_bytes(len(chunks)) :], shard_bytes=len(shard))
+    assert [shard[offset : offset + length] for offset, length in table.tolist()] == chunks
+
+
+@given(st.lists(st.binary(max_size=9), min_size=1, max_size=5), st.data())
+def test_a_flipped_bit_in_an_index_is_found(chunks: list[bytes], data: st.DataObject) -> None:
+    index = bytearray(build(chunks)[-index_bytes(len(chunks)) :])
+    bit = data.draw(st.integers(0, 8 * len(index) - 1))
+    index[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(CorruptionError):
+        parse_index(view(bytes(index)), shard_bytes=10**6)
+
+
+@pytest.mark.parametrize("entry", [(0, 11), (11, 0), (5, 6), (2**64 - 1, 2), (2, 2**64 - 1)])
+def test_an_index_that_points_outside_is_refused(entry: tuple[int, int]) -> None:
+    index = with_crc(np.array([entry], "<u8").tobytes())
+    with pytest.raises(CorruptionError, match="outside"):
+        parse_index(view(index), shard_bytes=10 + len(index))
+
+
+@pytest.mark.parametrize(("codec", "dtype"), list(product(CODECS, ["u1", "f4", "f8", "?", "c8"])))
+def test_codecs_are_inverse_and_refuse_other_bytes(codec: Codec, dtype: str) -> None:
+    rows = np.random.default_rng(0).integers(0, 2, (7, 40)).astype(dtype)
+    data = codec.encode(rows)
+    out = np.empty_like(rows)
+    codec.decode(view(data), out)
+    np.testing.assert_array_equal(out, rows)
+    for position in range(0, len(data), 3):
+        broken = bytearray(data)
+        broken[position] ^= 4
+        with pytest.raises(CorruptionError):
+            codec.decode(view(bytes(broken)), out)
+    for length in (0, 3, 4, 10, len(data) - 1):
+        with pytest.raises(CorruptionError):
+            codec.decode(view(data[:length]), out)
+
+
+@pytest.mark.parametrize("codec", [lz4(), lz4(shuffle=4), NONE])
+@pytest.mark.parametrize("rows", [6, 8])
+def test_a_chunk_of_another_size_is_refused(codec: Codec, rows: int) -> None:
+    data = codec.encode(np.zeros((7, 40), "f4"))
+    with pytest.raises(CorruptionError, match="1120 bytes where"):
+        codec.decode(view(data), np.empty((rows, 40), "f4"))
+
+
+def test_a_blosc_header_that_lies_is_refused() -> None:
+    content = bytearray(without_crc(view(lz4().encode(np.zeros((7, 40), "f4")))).tobytes())
+    content[12] += 40
+    with pytest.raises(CorruptionError, match="header says"):
+        lz4().decode(view(with_crc(bytes(content))), np.empty((7, 40), "f4"))
+    with pytest.raises(CorruptionError, match="less than blosc's header"):
+        lz4().decode(view(with_crc(b"x" * 9)), np.empty((7, 40), "f4"))
+
+
+def test_codecs_parse() -> None:
+    assert codec_from_json({"name": "zstd", "level": 1, "compressor": "", "shuffle": 0}) == ZSTD
+    for bad in ({"name": "lzma"}, {"nome": "zstd"}):
+        with pytest.raises(CorruptionError):
+            codec_from_json(bad)
+
+
+def frames(kind: str) -> np.ndarray:
+    rng = np.random.default_rng(0)
+    still = rng.integers(0, 256, (1, 64, 64, 3), np.uint8)
+    match kind:
+        case "fixed camera":
+            moving = np.repeat(still, 200, 0)
+            moving[:, :8, :8] = rng.integers(0, 256, (200, 8, 8, 3))
+            return moving
+        case "noise":
+            return rng.integers(0, 256, (200, 64, 64, 3), np.uint8)
+        case _:
+            return np.cumsum(rng.integers(-1, 2, (200, 64, 64, 3)), axis=2).astype(np.uint8)
+
+
+def test_a_fixed_camera_gets_chunks_of_many_frames() -> None:
+    rows = frames("fixed camera")
+    per_chunk = choose_rows_per_chunk(rows)
+    assert 4 <= per_chunk <= 2**20 // rows[0].nbytes
+    assert choose_codec(rows, rows_per_chunk=per_chunk) == ZSTD
+
+
+def test_frames_with_nothing_in_common_get_chunks_of_one() -> None:
+    assert choose_rows_per_chunk(frames("smooth")) == 1
+    assert choose_codec(frames("smooth"), rows_per_chunk=1).name in ("blosc", "zstd")
+    assert choose_rows_per_chunk(frames("noise")) == 1
+    assert choose_codec(frames("noise"), rows_per_chunk=1) == NONE
+
+
+@pytest.mark.parametrize(("shape", "per_chunk"), [((10_000, 16), 1024), ((100, 16), 100), ((9, 0), 9), ((1, 70_000), 1)])
+def test_small_rows_get_64_kib(shape: tuple[int, ...], per_chunk: int) -> None:
+    assert choose_rows_per_chunk(np.zeros(shape, "f4")) == per_chunk
+
+
+def test_choices_are_the_same_every_time() -> None:
+    rows = frames("fixed camera")
+    assert encode_array("x", rows)[1] == encode_array("x", rows.copy())[1]
+
+
+@given(st.integers(1, 40), st.sampled_from(["u1", "f4", "?", "c16"]), st.lists(st.integers(0, 5), max_size=3))
+def test_arrays_are_decoded_as_they_were(count: int, dtype: str, row_shape: list[int]) -> None:
+    rows = np.random.default_rng(count).integers(0, 2, (count, *row_shape)).astype(dtype)
+    stored, shard = encode_array("x", rows)
+    found = decode_array(stored, shard)
+    assert found.dtype == rows.dtype
+    np.testing.assert_array_equal(found, rows)
+    if shard:
+        with pytest.raises(CorruptionError):
+            decode_array(stored, shard[:-1] + bytes([shard[-1] ^ 1]))
