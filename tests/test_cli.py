@@ -24,9 +24,11 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
     """The command line in this process, which has torch already."""
     out, err = io.StringIO(), io.StringIO()
     given = [str(argument) for argument in arguments]
-    with mock.patch.object(sys, "argv", ["trajstore", *given]), mock.patch.dict(os.environ, {"COLUMNS": "120", "NO_COLOR": "1"}):
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as ended:
-            main()
+    environment = mock.patch.dict(os.environ, {"COLUMNS": "120", "NO_COLOR": "1"})
+    arguments_given = mock.patch.object(sys, "argv", ["trajstore", *given])
+    streams = contextlib.redirect_stdout(out), contextlib.redirect_stderr(err)
+    with environment, arguments_given, streams[0], streams[1], pytest.raises(SystemExit) as ended:
+        main()
     return subprocess.CompletedProcess(given, int(ended.value.code or 0), out.getvalue(), err.getvalue())
 
 
