@@ -86,8 +86,8 @@ def assert_same(left: Any, right: Any, where: str = "", *, ordered: bool = True)
         assert len(left) == len(right), where
         for a, b in zip(left, right, strict=True):
             assert_same(a, b, where, ordered=ordered)
-    elif isinstance(left, float) and left != left:
-        assert right != right, where
+    elif isinstance(left, float | complex):
+        assert (type(left), repr(left)) == (type(right), repr(right)), where  # NaN is NaN, and -0.0 is not 0.0
     else:
         assert (type(left), left) == (type(right), right), where
 

@@ -6,9 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from trajstore.layout import Field, Places, array_name, array_ranges, differing_rows, plan_pool, rows_of, to_step_env
+from trajstore.index import Selection
+from trajstore.layout import Field, Places, array_name, array_ranges, differing_rows, plan_pool, rows_of
 from trajstore.layout import Schema as LayoutSchema
 from trajstore.reader import plan_chunks
+from trajstore.sampler import split_samples
 
 
 def places(steps: int, envs: int, *, rows: int = 0, env: int = 0, frames: int = 0, frame: int = 0) -> Places:
@@ -82,10 +84,16 @@ def test_a_plan_serves_every_row_once(rows: list[int], per_chunk: int, whole: bo
     assert served == dict(zip(expected, rows, strict=True))
 
 
-@given(st.integers(1, 9), st.lists(st.integers(0, 99), min_size=1, max_size=9))
-def test_sample_numbers(envs: int, samples: list[int]) -> None:
-    steps, found = to_step_env(np.array(samples), np.array(envs))
-    assert list(zip(steps.tolist(), found.tolist(), strict=True)) == [divmod(sample, envs) for sample in samples]
+@given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 4)), min_size=1, max_size=4), st.booleans())
+def test_sample_numbers(shapes: list[tuple[int, int]], alike: bool) -> None:
+    shapes = shapes[:1] * 3 if alike else shapes
+    steps, envs = (np.array(column) for column in zip(*shapes, strict=True))
+    zero = np.zeros(len(shapes), np.int64)
+    selection = Selection(zero, zero, zero, Places(steps, envs, zero, zero, zero, zero), ())
+    expected = [(which, t, b) for which, (T, B) in enumerate(shapes) for t in range(T) for b in range(B)]
+    assert selection.num_samples == len(expected)
+    found = split_samples(selection, np.arange(len(expected)))
+    assert list(zip(*(column.tolist() for column in found), strict=True)) == expected
 
 
 @given(st.lists(st.text(min_size=1, max_size=6), min_size=2, max_size=2, unique=True))

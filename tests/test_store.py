@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import trajstore
 from trajstore import Trajectory
+from trajstore.reader import SegmentSource, Take, run
 from trajstore.storage import MemoryStorage
 
 KEYS = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=12).filter(
@@ -175,7 +176,7 @@ def test_fast_reads_equal_reads_by_zarr(tmp_path: Path, some: list[Trajectory]) 
                 plain = zarr.open_array(tmp_path / "s" / "segments" / str(number) / name, mode="r")
                 rows = np.random.default_rng(2).integers(0, array.rows, 50)
                 out = np.empty((50, *array.row_shape), array.dtype)
-                trajstore.reader.SegmentSource(segment).take([trajstore.reader.Take(name, rows, out, None)])
+                run(SegmentSource(segment).take([Take(name, rows, out, None)]))
                 np.testing.assert_array_equal(out.view(np.uint8), plain[:][rows].view(np.uint8), err_msg=name)
 
 

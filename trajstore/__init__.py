@@ -9,23 +9,26 @@ The modules are floors of a house; each imports only from floors above it, as a 
 | 1 | `layout` | arithmetic: samples, steps, rows, frames; schemas |
 | 1 | `shard` | the bytes of a `sharding_indexed` shard |
 | 1 | `threads` | the one pool that encodes and decodes |
+| 1 | `memory` | blocks for batches, used again |
 | 2 | `packing` | a trajectory as env-major rows and pooled frames, in memory |
-| 2 | `codec` | rows a chunk and codec by the data; encode, decode |
+| 2 | `codec` | rows a chunk and codec by the data; encode |
 | 2 | `demo` | a rendered scene to try things on |
 | 2 | `storage` | the one seam to bytes elsewhere: directory, dictionary, any Zarr store |
-| 3 | `segment` | write, link, open one segment |
-| 4 | `index` | the table of live trajectories; publish and read it |
-| 4 | `writer` | the background thread and its bounded queue |
-| 4 | `reader` | draws -> rows -> chunks -> batch |
-| 5 | `cache` | the decoded ring |
-| 6 | `sampler` | windows, seeds, what to draw |
-| 7 | `view` | a store as its readers see it |
-| 8 | `staging` | segments that appear together: link, load, compact |
-| 8 | `verify` | are the bytes those that were written |
-| 9 | `store` | `TrajectoryStore`, `open` |
-| 10 | `checkpoint` | pt and pkl files, snapshots, and reading them back |
-| 11 | `replay_buffer` | the drop-in buffer |
-| 12 | `cli` | commands |
+| 3 | `decode` | many chunks of one array into their places |
+| 4 | `segment` | write, link, open one segment |
+| 5 | `index` | the table of live trajectories; publish and read it |
+| 5 | `writer` | the background thread and its bounded queue |
+| 5 | `reader` | rows -> chunks -> their places |
+| 6 | `gather` | a batch: fields, memory, rows of sources |
+| 6 | `cache` | the decoded ring |
+| 7 | `sampler` | windows, seeds, what to draw |
+| 8 | `view` | a store as its readers see it |
+| 9 | `staging` | segments that appear together: link, load, compact |
+| 9 | `verify` | are the bytes those that were written |
+| 10 | `store` | `TrajectoryStore`, `open` |
+| 11 | `checkpoint` | pt and pkl files, snapshots, and reading them back |
+| 12 | `replay_buffer` | the drop-in buffer |
+| 13 | `cli` | commands |
 
 `FORMAT.md` is the specification of what is on the disk.
 """

@@ -206,6 +206,8 @@ class Cache:
             starts[:, rows] = np.array([(start.rows, start.envs, start.frames) for start in found]).T
         own = selection.places
         self._places = Places(own.num_steps, own.num_envs, own.num_frames, *starts)
+        self._has_all = len(self._order) == 1 and bool(self._cached.all())
+        self._is_uniform = selection.is_uniform
 
     def groups(self, which: Ints, *, steps: Ints, envs: Ints) -> tuple[list[Group], Ints | None]:
         """Serves draws that are cached.
@@ -220,8 +222,9 @@ class Cache:
         """
         if self._places is None:
             return [], np.arange(len(which))
-        if len(self._order) == 1 and self._cached.all():
-            return [Group(self._order[0].source, None, self._places[which], steps, envs)], None
+        if self._has_all:
+            places = self._places.uniform(which) if self._is_uniform else self._places[which]
+            return [Group(self._order[0].source, None, places, steps, envs)], None
         cached = self._cached[which]
         groups = []
         for number, ring in enumerate(self._order):

@@ -84,9 +84,15 @@ class Selection:
         """Cumulative number of samples."""
         return np.cumsum(self.places.num_steps * self.places.num_envs)
 
-    @property
+    @cached_property
     def num_samples(self) -> int:
         return int(self.ends[-1]) if len(self) else 0
+
+    @cached_property
+    def is_uniform(self) -> bool:
+        """Whether all have the same number of steps and of environments, which spares a search for each draw."""
+        steps, envs = self.places.num_steps, self.places.num_envs
+        return len(self) > 0 and bool((steps == steps[0]).all() and (envs == envs[0]).all())
 
 
 class Index:

@@ -126,6 +126,11 @@ class Places:
             frame_start=self.frame_start[selection],
         )
 
+    def uniform(self, selection: Ints) -> "Places":
+        """As `self[selection]` where all have the same numbers of steps and environments; frames are not counted."""
+        row_start, env_start, frame_start = (start.take(selection) for start in (self.row_start, self.env_start, self.frame_start))
+        return Places(self.num_steps[:1], self.num_envs[:1], self.num_frames[:1], row_start, env_start, frame_start)
+
 
 def array_name(path: str) -> str:
     """Field path -> array name: each key percent-encoded, so that none is special to a file system or to Zarr."""
@@ -187,9 +192,3 @@ def differing_rows(left: Array, right: Array) -> np.ndarray[Any, np.dtype[np.boo
     # [m, n, ...] -> [m, n, words]
     left_words, right_words = (rows.reshape(*shape, -1).view(word) for rows in (left, right))
     return np.stack([(a != b).any(axis=-1) for a, b in zip(left_words, right_words, strict=True)])
-
-
-def to_step_env(samples: Ints, num_envs: Ints) -> tuple[Ints, Ints]:
-    """A sample's number within its trajectory is `t * B + b` (RLinf 0.3.0). Returns (steps, environments)."""
-    steps = samples // num_envs
-    return steps, samples - steps * num_envs

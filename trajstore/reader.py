@@ -1,22 +1,23 @@
-"""Rows out of segments and memory: draws -> rows -> chunks -> batch.
+"""Rows out of segments and memory: rows -> chunks -> their places.
 
 A read is a plan (arrays of chunk, row and destination) and an executor that decodes each chunk once, straight into its place where a
 chunk is a row. There is no loop over the rows of a batch, only over its chunks.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from trajstore.errors import FieldNotFoundError, InvalidRequestError, SchemaMismatchError
-from trajstore.layout import CURR_FRAME, Array, Field, Ints, Places, Schema, array_ranges, rows_of
+from trajstore.decode import Chunks, Target, find_chunks
+from trajstore.errors import CorruptionError
+from trajstore.layout import CURR_FRAME, Array, Ints, Places, Schema, array_ranges
 from trajstore.packing import array_shape
 from trajstore.segment import Segment, StoredArray
-from trajstore.storage import ByteRange, Bytes
+from trajstore.storage import ByteRange
 from trajstore.threads import num_threads, parallel_map
-from trajstore.trajectory import STORED_DTYPES
 
 SHARES_PER_THREAD = 4
 """Parts that a batch's chunks are cut into, for threads to take in turn."""
@@ -50,8 +51,8 @@ class Source(Protocol):
     def curr_frame(self, rows: Ints) -> Ints:
         """Frames of the current observations of these rows, counted from their trajectory's first."""
 
-    def take(self, takes: Sequence[Take]) -> None:
-        """Does all of these."""
+    def take(self, takes: Sequence[Take]) -> "list[Job]":
+        """Does what can be done at once, and returns the decoding that is left, for `run`."""
 
 
 class Group(NamedTuple):
@@ -87,12 +88,13 @@ class MemorySource:
         frames: Ints = self.arrays[CURR_FRAME].take(rows, mode="clip")
         return frames
 
-    def take(self, takes: Sequence[Take]) -> None:
+    def take(self, takes: Sequence[Take]) -> "list[Job]":
         for array, rows, out, dest in takes:
             if dest is None:
                 self.arrays[array].take(rows, axis=0, out=out, mode="clip")
             else:
                 out[dest] = self.arrays[array].take(rows, axis=0, mode="clip")
+        return []
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,23 +118,86 @@ class ChunkPlan:
 
 def plan_chunks(rows: Ints, *, dest: Ints | None, rows_per_chunk: int) -> ChunkPlan:
     """Groups rows by chunk."""
-    if dest is None:
-        dest = np.arange(len(rows))
     order = np.argsort(rows, kind="stable")
-    rows, dest = rows[order], dest[order]
-    chunks = rows // rows_per_chunk
-    starts = np.flatnonzero(np.diff(chunks, prepend=-1))
-    in_order = bool((np.diff(rows) == 1).all() and (np.diff(dest) == 1).all())
-    return ChunkPlan(chunks[starts], np.append(starts, len(rows)), rows - chunks * rows_per_chunk, dest, in_order)
+    return _plan_sorted(rows[order], order if dest is None else dest[order], rows_per_chunk)
 
 
-class _Job(NamedTuple):
-    """A plan with the bytes of its chunks and the output."""
+def _plan_sorted(rows: Ints, dest: Ints, rows_per_chunk: int) -> ChunkPlan:
+    chunks = rows // rows_per_chunk if rows_per_chunk > 1 else rows
+    starts = np.flatnonzero(chunks[1:] != chunks[:-1]) + 1
+    bounds = np.concatenate([[0], starts, [len(rows)]])
+    count = len(rows) - 1  # cheap for what is drawn at random, which is seldom in order
+    in_order = bool(
+        rows[-1] - rows[0] == count == dest[-1] - dest[0] and (rows[1:] - rows[:-1] == 1).all() and (dest[1:] - dest[:-1] == 1).all()
+    )
+    return ChunkPlan(chunks[bounds[:-1]], bounds, rows - chunks * rows_per_chunk, dest, in_order)
 
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A plan with the bytes of its chunks and the output.
+
+    Attributes:
+        segment: The segment.
+        stored: The array.
+        plan: Which chunks, and where their rows go.
+        chunks: Their bytes.
+        out: [n, ...].
+        target: The memory of `out`.
+        bounds: `plan.bounds`, as a list.
+        firsts: Where the first row of each chunk goes.
+    """
+
+    segment: Segment
     stored: StoredArray
     plan: ChunkPlan
-    data: list[Bytes]
+    chunks: Chunks
     out: Array
+    target: Target
+    bounds: list[int]
+    firsts: list[int]
+
+    @classmethod
+    def of(cls, segment: Segment, *, stored: StoredArray, plan: ChunkPlan, chunks: Chunks, out: Array) -> "Job":
+        firsts: list[int] = plan.dest[plan.bounds[:-1]].tolist()
+        return cls(segment, stored, plan, chunks, out, Target.of(out), plan.bounds.tolist(), firsts)
+
+    def run(self, first: int, stop: int) -> None:
+        """Decodes the chunks `[first, stop)` of the plan."""
+        scratch, number = _Scratch(self.stored), first
+        try:
+            for number in range(first, stop):
+                self._place(number, scratch)
+        except CorruptionError as error:
+            start = int(self.plan.chunks[number]) * self.stored.rows_per_chunk
+            rows = (start, start + self.stored.rows_per_chunk)
+            raise self.segment.located(error, self.stored.name, rows) from error
+
+    def _place(self, number: int, scratch: "_Scratch") -> None:
+        """Decodes one chunk of the plan and puts its rows where they belong."""
+        first, stop = self.bounds[number], self.bounds[number + 1]
+        per_chunk = self.stored.rows_per_chunk
+        if per_chunk == 1 or (self.plan.in_order and stop - first == per_chunk):
+            start = self.firsts[number]
+            self.chunks.decode(number, self.target, start * self.stored.row_bytes)
+            if per_chunk < stop - first:  # the one row was drawn more than once
+                self.out[self.plan.dest[first + 1 : stop]] = self.out[start]
+            return
+        self.chunks.decode(number, scratch.target, 0)
+        rows, dest = self.plan.rows[first:stop], self.plan.dest[first:stop]
+        if self.stored.row_bytes >= LARGE_ROW_BYTES:
+            for row, place in zip(rows.tolist(), dest.tolist(), strict=True):
+                self.out[place] = scratch.rows[row]
+        else:
+            self.out[dest] = scratch.rows[rows]
+
+
+class _Scratch:
+    """Memory for one chunk of an array."""
+
+    def __init__(self, stored: StoredArray) -> None:
+        self.rows = np.empty((stored.rows_per_chunk, *stored.row_shape), stored.dtype)
+        self.target = Target.of(self.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,64 +214,79 @@ class SegmentSource:
         frames: Ints = self.segment.curr_frame()[rows].astype(np.int64)
         return frames
 
-    def take(self, takes: Sequence[Take]) -> None:
-        takes = [take for take in takes if self.segment.stored_array(take.array).bytes and len(take.rows)]
-        tables = self.segment.chunk_table([take.array for take in takes])
-        plans, ranges = [], []
-        for take in takes:
-            stored = self.segment.stored_array(take.array)
-            plan = plan_chunks(take.rows, dest=take.dest, rows_per_chunk=stored.rows_per_chunk)
-            key = self.segment.shard_key(take.array)
-            ranges += [ByteRange(key, offset, length) for offset, length in tables[take.array][plan.chunks].tolist()]
-            plans.append(plan)
-        data = iter(self.segment.storage.fetch(ranges))
-        jobs = [
-            _Job(self.segment.stored_array(take.array), plan, [next(data) for _ in plan.chunks], take.out)
-            for take, plan in zip(takes, plans, strict=True)
+    def take(self, takes: Sequence[Take]) -> list[Job]:
+        segment = self.segment
+        takes = [take for take in takes if segment.stored_array(take.array).bytes and len(take.rows)]
+        tables = segment.chunk_table([take.array for take in takes])
+        plans = self._plans(takes)
+        wanted = [tables[take.array][plan.chunks] for take, plan in zip(takes, plans, strict=True)]
+        return [
+            Job.of(segment, stored=segment.stored_array(take.array), plan=plan, chunks=chunks, out=take.out)
+            for take, plan, chunks in zip(takes, plans, self._find(takes, wanted), strict=True)
         ]
-        parallel_map(self._run, _shares(jobs))
 
-    def _run(self, share: list[tuple[_Job, int, int]]) -> None:
+    def _plans(self, takes: Sequence[Take]) -> list[ChunkPlan]:
+        """Fields that are read at the same rows share the sorting and, with chunks of one length, the plan."""
+        orders: dict[tuple[int, int], tuple[Ints, Ints]] = {}
+        plans: dict[tuple[int, int, int], ChunkPlan] = {}
+        found = []
+        for take in takes:
+            same = (id(take.rows), id(take.dest))
+            if same not in orders:
+                order = np.argsort(take.rows, kind="stable")
+                orders[same] = take.rows[order], order if take.dest is None else take.dest[order]
+            per_chunk = self.segment.stored_array(take.array).rows_per_chunk
+            if (*same, per_chunk) not in plans:
+                plans[(*same, per_chunk)] = _plan_sorted(*orders[same], per_chunk)
+            found.append(plans[(*same, per_chunk)])
+        return found
+
+    def _find(self, takes: Sequence[Take], wanted: Sequence[Ints]) -> list[Chunks]:
+        """Chunks by their offsets and lengths (int64[c, 2] for each take); what is not in memory is fetched in one go."""
+        segment = self.segment
+        keys = [segment.shard_key(take.array) for take in takes]
+        views = [segment.storage.view(key) for key in keys]
+        missing = [
+            ByteRange(key, *entry) for key, view, table in zip(keys, views, wanted, strict=True) if view is None for entry in table.tolist()
+        ]
+        fetched = iter(segment.storage.fetch(missing) if missing else [])
+        found = []
+        for take, view, entries in zip(takes, views, wanted, strict=True):
+            base, table = view, entries
+            if base is None:
+                pieces = [next(fetched) for _ in table]
+                lengths = np.array([len(piece) for piece in pieces])
+                base, table = np.concatenate(pieces), np.stack([np.cumsum(lengths) - lengths, lengths], axis=1)
+            stored = segment.stored_array(take.array)
+            locate = functools.partial(find_chunks, stored.codec, stored.chunk_bytes, base, table)
+            found.append(segment.checked(locate, take.array))
+        return found
+
+
+def run(jobs: Sequence[Job]) -> None:
+    """Decodes all that is left of some takes, on all threads."""
+
+    def run_share(share: list[tuple[Job, int, int]]) -> None:
         for job, first, stop in share:
-            scratch = np.empty((job.stored.rows_per_chunk, *job.stored.row_shape), job.stored.dtype)
-            for number in range(first, stop):
-                chunk, per_chunk = int(job.plan.chunks[number]), job.stored.rows_per_chunk
-                rows = (chunk * per_chunk, (chunk + 1) * per_chunk)
-                self.segment.checked(lambda: _decode_chunk(job, number, scratch), job.stored.name, rows)  # noqa: B023
+            job.run(first, stop)
+
+    parallel_map(run_share, _shares(jobs))
 
 
-def _decode_chunk(job: _Job, number: int, scratch: Array) -> None:
-    """Decodes one chunk of a job and puts its rows where they belong."""
-    stored, plan, out = job.stored, job.plan, job.out
-    first, stop = int(plan.bounds[number]), int(plan.bounds[number + 1])
-    start = int(plan.dest[first])
-    if stored.rows_per_chunk == 1 or (plan.in_order and stop - first == stored.rows_per_chunk):
-        stored.codec.decode(job.data[number], out[start : start + stored.rows_per_chunk])
-        if stored.rows_per_chunk == 1 and stop - first > 1:
-            out[plan.dest[first + 1 : stop]] = out[start]
-        return
-    stored.codec.decode(job.data[number], scratch)
-    if scratch[0].nbytes >= LARGE_ROW_BYTES:
-        for row, dest in zip(plan.rows[first:stop].tolist(), plan.dest[first:stop].tolist(), strict=True):
-            out[dest] = scratch[row]
-    else:
-        out[plan.dest[first:stop]] = scratch[plan.rows[first:stop]]
-
-
-def _shares(jobs: Sequence[_Job]) -> list[list[tuple[_Job, int, int]]]:
+def _shares(jobs: Sequence[Job]) -> list[list[tuple[Job, int, int]]]:
     """Cuts the chunks of all jobs into parts of about equal bytes, a few for each thread."""
-    chunk_bytes = [job.stored.rows_per_chunk * job.out[0].nbytes + LARGE_ROW_BYTES for job in jobs]
-    total = sum(size * len(job.data) for size, job in zip(chunk_bytes, jobs, strict=True))
+    chunk_bytes = [job.stored.chunk_bytes + LARGE_ROW_BYTES for job in jobs]
+    total = sum(size * len(job.firsts) for size, job in zip(chunk_bytes, jobs, strict=True))
     target = max(total / (num_threads() * SHARES_PER_THREAD), 256 * 1024) if num_threads() > 1 else total
-    shares: list[list[tuple[_Job, int, int]]] = [[]]
+    shares: list[list[tuple[Job, int, int]]] = [[]]
     room = target
     for size, job in zip(chunk_bytes, jobs, strict=True):
-        first = 0
-        while first < len(job.data):
-            stop = min(len(job.data), first + max(1, int(room // size)))
+        first, count = 0, len(job.firsts)
+        while first < count:
+            stop = min(count, first + max(1, int(room // size)))
             shares[-1].append((job, first, stop))
             room -= size * (stop - first)
-            if room < size and (stop < len(job.data) or room <= 0):
+            if room < size:
                 shares.append([])
                 room = target
             first = stop
@@ -220,7 +300,7 @@ def read_arrays(source: Source, places: Places, *, out: Mapping[str, Array]) -> 
     for name, target in out.items():
         start, stop = ranges[name]
         takes.append(Take(name, np.arange(start, stop), target, None))
-    source.take(takes)
+    run(source.take(takes))
 
 
 def empty_arrays(schema: Schema, places: Places) -> dict[str, Array]:
@@ -230,126 +310,3 @@ def empty_arrays(schema: Schema, places: Places) -> dict[str, Array]:
         dtype, row_shape = array_shape(schema, name)
         empty[name] = np.empty((stop - start, *row_shape), dtype)
     return empty
-
-
-def gather(groups: Sequence[Group], fields: Sequence[Field], count: int) -> dict[str, Array]:
-    """Reads a batch.
-
-    Args:
-        groups: Which source serves which draws; together all of them.
-        fields: What to read; only path, dtype and row shape matter.
-        count: Size of the batch.
-
-    Returns:
-        Path -> [count, ...] of the stored dtype, in the order of `fields`.
-    """
-    batch = _allocate(fields, count)
-    for group in groups:
-        group.source.take(list(_takes(group, fields, batch, count)))
-    return {field.path: batch[field.path][:count] if field.path in batch else batch[_twin(field.path)][count:] for field in fields}
-
-
-def _twin(path: str) -> str:
-    """The current observation of a next one."""
-    return path.replace("next_obs/", "curr_obs/", 1)
-
-
-def _allocate(fields: Sequence[Field], count: int) -> dict[str, Array]:
-    """Memory for a batch; both observations of a key are one array [2 * count, ...], so that one read serves both."""
-    rows = {field.path: field.row for field in fields}
-    batch: dict[str, Array] = {}
-    for path, (dtype, row_shape) in rows.items():
-        twin = path.replace("curr_obs/", "next_obs/", 1) if path.startswith("curr_obs/") else _twin(path)
-        paired = twin != path and rows.get(twin) == rows[path]
-        if not paired or path.startswith("curr_obs/"):
-            batch[path] = np.empty((count * (1 + paired), *row_shape), STORED_DTYPES[dtype])
-    return batch
-
-
-def _takes(group: Group, fields: Sequence[Field], batch: Mapping[str, Array], count: int) -> "list[Take]":
-    """What to take from one source."""
-    schema = group.source.schema
-    own = [schema.by_path[field.path] for field in fields]
-    frames = None
-    if any(field.frame is not None for field in own):
-        rows = group.places.row_start + group.envs * group.places.num_steps + group.steps
-        frames = group.places.frame_start + group.source.curr_frame(rows)
-    takes = []
-    for field in own:
-        if field.path not in batch and field.frame is not None:
-            continue  # comes with its twin
-        if field.frame is None:
-            rows = rows_of(field, group.places, steps=group.steps, envs=group.envs)
-        else:
-            assert frames is not None
-            rows = frames + field.frame
-        out, dest = batch.get(field.path), group.draws
-        if out is None:
-            out = batch[_twin(field.path)][count:]
-        elif len(out) > count and field.frame is not None:
-            rows = np.concatenate([rows, rows + 1])
-            dest = None if dest is None else np.concatenate([dest, dest + count])
-        elif len(out) > count:
-            out = out[:count]
-        takes.append(Take(field.array, rows, out, dest))
-    return takes
-
-
-def resolve_fields(ids: Ints, schemas: Ints, known: Sequence[Schema], *, fields: Sequence[str] | str | None) -> tuple[Field, ...]:
-    """The fields of a batch over trajectories that may differ.
-
-    Args:
-        ids: int64[n], the trajectories.
-        schemas: int64[n], their entries of `known`.
-        known: All schemas.
-        fields: None: all, which must agree. "common": those that agree. A list of paths, or of parents such as `curr_obs`.
-
-    Raises:
-        SchemaMismatchError: A field asked for is missing from some, or has another dtype or row shape.
-        FieldNotFoundError: A field asked for is in none.
-        InvalidRequestError: `fields` is something else.
-    """
-    if isinstance(fields, str) and fields != "common":
-        raise InvalidRequestError(f"fields={fields!r}: expected None, 'common' or a list of field paths")
-    numbers, first = np.unique(schemas, return_index=True)
-    first_ids = ids[first]
-    schema = known[numbers[0]]
-    merged: dict[str, Field] = {}
-    for number in numbers:
-        merged = {**{field.path: field for field in known[number].fields}, **merged}
-    wanted = _wanted(merged, fields)
-    chosen = []
-    for path in wanted:
-        conflict = next((i for i, number in enumerate(numbers) if _row(known[number], path) != _row(schema, path)), None)
-        if conflict is None:
-            chosen.append(schema.by_path[path])
-        elif fields != "common":
-            this, other = _shown(schema, path), _shown(known[numbers[conflict]], path)
-            raise SchemaMismatchError(
-                f"field {path!r}: the trajectories mix {this} (trajectory {first_ids[0]}) and {other} (trajectory {first_ids[conflict]});"
-                " pass fields= to leave it out, or fields='common'"
-            )
-    if not chosen:
-        raise SchemaMismatchError(f"trajectories {first_ids[0]} and {first_ids[-1]} have no field in common")
-    return tuple(chosen)
-
-
-def _wanted(merged: Mapping[str, Field], fields: Sequence[str] | str | None) -> list[str]:
-    if fields is None or isinstance(fields, str):
-        return list(merged)
-    wanted: dict[str, None] = {}
-    for name in fields:
-        found = [path for path in merged if path == name or path.startswith(f"{name}/")]
-        if not found:
-            raise FieldNotFoundError(f"field {name!r} is in no trajectory asked for; there are {', '.join(merged)}")
-        wanted.update(dict.fromkeys(found))
-    return list(wanted)
-
-
-def _row(schema: Schema, path: str) -> Any:
-    field = schema.by_path.get(path)
-    return field and field.row
-
-
-def _shown(schema: Schema, path: str) -> str:
-    return str(schema.by_path.get(path, "no such field"))

@@ -10,10 +10,10 @@ import torch
 
 from trajstore.cache import Cache
 from trajstore.errors import CorruptionError, EmptyBufferError, InvalidRequestError
+from trajstore.gather import gather, resolve_fields
 from trajstore.index import Selection
-from trajstore.layout import Field, Ints, Places, to_step_env
-from trajstore.reader import Group, Source, gather, resolve_fields
-from trajstore.trajectory import from_stored, nest
+from trajstore.layout import Ints, Places, Schema
+from trajstore.reader import Group, Source
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class Sampler:
         self._lock = threading.RLock()
         self._version = -1
         self._selection: Selection | None = None
-        self._resolved: dict[Any, tuple[Field, ...]] = {}
+        self._resolved: dict[Any, Schema] = {}
         self._has_warned = False
 
     def seed(self, seed: int | None) -> None:
@@ -113,12 +113,15 @@ class Sampler:
         if count < 1:
             raise InvalidRequestError(f"asked for {count} transitions; ask for at least 1")
         with self._lock:
+            samples: Ints | None = None
+            ids: Ints | None = None
             while True:
-                state = self.generator.get_state()
                 try:
-                    return self._sample(count, fields)
-                except FileNotFoundError as error:
-                    self.generator.set_state(state)
+                    selection = self._current()
+                    if samples is None or ids is None or not np.array_equal(ids, selection.ids):
+                        samples, ids = self._draw(selection, count), selection.ids
+                    return self._gather(selection, samples, fields)
+                except FileNotFoundError as error:  # trajectories were moved; where the same are there still, so are the draws
                     version, self._version = self._version, -1
                     if not self._source.moved(version):
                         raise CorruptionError(f"an object of the store is gone: {error}") from error
@@ -134,8 +137,8 @@ class Sampler:
             self.cache.clear()
             self._version = -1
 
-    def _sample(self, count: int, fields: Sequence[str] | str | None) -> dict[str, Any]:
-        selection = self._current()
+    def _draw(self, selection: Selection, count: int) -> Ints:
+        """Uniform draws with replacement: one `torch.randint` over all samples of the window, as RLinf 0.3.0 does."""
         total = selection.num_samples
         if total == 0:
             raise EmptyBufferError("there is nothing to sample from; add trajectories first")
@@ -144,13 +147,17 @@ class Sampler:
                 logger.warning("asked for %d transitions where the window holds %d; batches are of that size", count, total)
                 self._has_warned = True
             count = total
+        samples: Ints = torch.randint(0, total, (count,), generator=self.generator).numpy()
+        return samples
+
+    def _gather(self, selection: Selection, samples: Ints, fields: Sequence[str] | str | None) -> dict[str, Any]:
         resolved = self._resolve(selection, fields)
-        which, steps, envs = draw(selection, count, generator=self.generator)
+        which, steps, envs = split_samples(selection, samples)
         groups, rest = self.cache.groups(which, steps=steps, envs=envs)
         if rest is not None:
             uncached = self._source.groups(selection, which[rest], steps=steps[rest], envs=envs[rest])
             groups += [g._replace(draws=rest if g.draws is None else rest[g.draws]) for g in uncached] if groups else uncached
-        return to_batch(gather(groups, resolved, count), resolved)
+        return gather(groups, resolved, len(samples))
 
     def _current(self) -> Selection:
         """The window, with the cache brought up to it."""
@@ -163,26 +170,28 @@ class Sampler:
                 self.cache.update(selection, epoch=self._source.epoch, locate=lambda row: self._source.locate(selection, row))
         return self._selection
 
-    def _resolve(self, selection: Selection, fields: Sequence[str] | str | None) -> tuple[Field, ...]:
+    def _resolve(self, selection: Selection, fields: Sequence[str] | str | None) -> Schema:
         key = fields if fields is None or isinstance(fields, str) else tuple(fields)
         if key not in self._resolved:
             self._resolved[key] = resolve_fields(selection.ids, selection.schemas, selection.known_schemas, fields=fields)
         return self._resolved[key]
 
 
-def draw(selection: Selection, count: int, *, generator: torch.Generator) -> tuple[Ints, Ints, Ints]:
-    """Uniform draws with replacement: one `torch.randint` over all samples of the selection, as RLinf 0.3.0 does.
+def split_samples(selection: Selection, samples: Ints) -> tuple[Ints, Ints, Ints]:
+    """Samples are numbered trajectory after trajectory, in each one `t * B + b` (RLinf 0.3.0).
 
     Returns:
-        Row of the selection, step and environment of each draw, int64[count] each.
+        Row of the selection, step and environment of each sample, int64[n] each.
     """
-    samples = torch.randint(0, selection.num_samples, (count,), generator=generator).numpy()
-    which = np.searchsorted(selection.ends, samples, side="right")
-    num_envs = selection.places.num_envs[which]
-    local = samples - selection.ends[which] + selection.places.num_steps[which] * num_envs
-    return which, *to_step_env(local, num_envs)
-
-
-def to_batch(arrays: Mapping[str, np.ndarray[Any, Any]], fields: Sequence[Field]) -> dict[str, Any]:
-    """Arrays by path -> nested dict of tensors."""
-    return nest({field.path: from_stored(arrays[field.path], field.dtype) for field in fields})
+    places = selection.places
+    if selection.is_uniform:
+        num_envs: Any = int(places.num_envs[0])
+        num_samples = int(places.num_steps[0]) * num_envs
+        which = samples // num_samples
+        local = samples - which * num_samples
+    else:
+        which = np.searchsorted(selection.ends, samples, side="right")
+        num_envs = places.num_envs[which]
+        local = samples - selection.ends[which] + places.num_steps[which] * num_envs
+    steps = local // num_envs
+    return which, steps, local - steps * num_envs

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from trajstore.codec import Codec, choose_codec, choose_rows_per_chunk, codec_from_json
+from trajstore.decode import Target, find_chunks
 from trajstore.errors import CorruptionError
 from trajstore.layout import CURR_FRAME, Array, Places, Schema, array_ranges
 from trajstore.packing import Header, Packed
@@ -50,6 +51,14 @@ class StoredArray:
     @property
     def num_chunks(self) -> int:
         return -(-self.rows // self.rows_per_chunk) if self.bytes else 0
+
+    @property
+    def row_bytes(self) -> int:
+        return math.prod(self.row_shape) * np.dtype(self.dtype).itemsize
+
+    @property
+    def chunk_bytes(self) -> int:
+        return self.rows_per_chunk * self.row_bytes
 
     @property
     def shard_key(self) -> str:
@@ -146,7 +155,7 @@ class SegmentInfo:
     @functools.cached_property
     def raw_bytes(self) -> int:
         """Bytes of its arrays, decoded."""
-        return sum(array.rows * math.prod(array.row_shape) * np.dtype(array.dtype).itemsize for array in self.arrays.values())
+        return sum(array.rows * array.row_bytes for array in self.arrays.values())
 
     def to_json(self) -> dict[str, Json]:
         arrays = {name: array.to_json() for name, array in self.arrays.items()}
@@ -288,8 +297,9 @@ def decode_array(array: StoredArray, shard: bytes) -> Array:
             raise CorruptionError(f"{len(shard)} bytes are not the {array.bytes} that were written")
         data = np.frombuffer(shard, np.uint8)
         table = parse_index(data[-index_bytes(array.num_chunks) :], shard_bytes=len(data))
-        for (offset, length), out in zip(table, rows.reshape(len(table), array.rows_per_chunk, *array.row_shape), strict=True):
-            array.codec.decode(data[offset : offset + length], out)
+        chunks, target = find_chunks(array.codec, array.chunk_bytes, data, table), Target.of(rows)
+        for number in range(array.num_chunks):
+            chunks.decode(number, target, number * array.chunk_bytes)
     return rows[: array.rows]
 
 
@@ -358,12 +368,16 @@ class Segment:
         if size != array.bytes:
             raise CorruptionError(f"{self}, array {array.name!r}: its file has {size} bytes where {array.bytes} were written")
 
-    def checked(self, read: Callable[[], Any], array: str, rows: tuple[int, int] | None = None) -> Any:
-        """Calls `read`; a `CorruptionError` gets to name store, segment, array and the trajectories of `[start, stop)` rows."""
+    def checked(self, read: Callable[[], Any], array: str) -> Any:
+        """Calls `read`; a `CorruptionError` gets to name store, segment, array and trajectories."""
         try:
             return read()
         except CorruptionError as error:
-            raise CorruptionError(f"{self}, array {array!r}: {error}; it holds {self._holders(array, rows)}") from error
+            raise self.located(error, array) from error
+
+    def located(self, error: CorruptionError, array: str, rows: tuple[int, int] | None = None) -> CorruptionError:
+        """The same error, naming store, segment, array and the trajectories that have rows in `[start, stop)`."""
+        return CorruptionError(f"{self}, array {array!r}: {error}; it holds {self._holders(array, rows)}")
 
     def _holders(self, array: str, rows: tuple[int, int] | None) -> str:
         ranges = [(entry.trajectory_id, array_ranges(self.info.schema, entry.places)[array]) for entry in self.info.entries]

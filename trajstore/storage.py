@@ -63,6 +63,9 @@ class Storage(Protocol):
     def fetch(self, ranges: Sequence[ByteRange]) -> builtins.list[Bytes]:
         """Many ranges at once; one that passes the object's end comes back shorter."""
 
+    def view(self, key: str) -> Bytes | None:
+        """A whole object as memory where that costs nothing, else None: then `fetch` what is needed."""
+
     def list(self, prefix: str) -> list[str]:
         """Names of the objects and folders directly below a prefix, in no order; none where there is nothing."""
 
@@ -105,16 +108,9 @@ class LocalStorage:
             return (self.root / key).stat().st_size
 
     def fetch(self, ranges: Sequence[ByteRange]) -> builtins.list[Bytes]:
-        views: dict[str, Bytes] = {}
-        found = []
-        for key, offset, length in ranges:
-            view = views.get(key)
-            if view is None:
-                view = views[key] = self._map(key)
-            found.append(view[offset : offset + length])
-        return found
+        return [self.view(key)[offset : offset + length] for key, offset, length in ranges]
 
-    def _map(self, key: str) -> Bytes:
+    def view(self, key: str) -> Bytes:
         with self._mutex:
             view = self._maps.get(key)
             if view is not None:
@@ -264,7 +260,10 @@ class MemoryStorage:
         return len(self.read(key))
 
     def fetch(self, ranges: Sequence[ByteRange]) -> builtins.list[Bytes]:
-        return [np.frombuffer(self.read(key), np.uint8)[offset : offset + length] for key, offset, length in ranges]
+        return [self.view(key)[offset : offset + length] for key, offset, length in ranges]
+
+    def view(self, key: str) -> Bytes:
+        return np.frombuffer(self.read(key), np.uint8)
 
     def list(self, prefix: str) -> list[str]:
         start = f"{prefix}/" if prefix else ""
@@ -309,6 +308,9 @@ class ZarrStorage:
 
     def fetch(self, ranges: Sequence[ByteRange]) -> builtins.list[Bytes]:
         return sync(self._fetch(ranges))
+
+    def view(self, key: str) -> None:  # noqa: ARG002  nothing is here without a read
+        return None
 
     async def _fetch(self, ranges: Sequence[ByteRange]) -> builtins.list[Bytes]:
         turn = asyncio.Semaphore(MAX_REQUESTS)

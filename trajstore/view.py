@@ -8,11 +8,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from trajstore.errors import CorruptionError, InvalidRequestError
+from trajstore.gather import gather, resolve_fields
 from trajstore.index import PENDING, Index, Selection, TrajectoryInfo, read_index
-from trajstore.layout import Field, Ints, Places, Schema
+from trajstore.layout import Field, Ints, Places
 from trajstore.packing import Header, Packed, unpack
-from trajstore.reader import Group, MemorySource, SegmentSource, Source, empty_arrays, gather, read_arrays, resolve_fields
-from trajstore.sampler import Sampler, to_batch
+from trajstore.reader import Group, MemorySource, SegmentSource, Source, empty_arrays, read_arrays
+from trajstore.sampler import Sampler
 from trajstore.segment import SEGMENTS, Segment
 from trajstore.storage import Storage
 from trajstore.trajectory import Json, Trajectory
@@ -127,7 +128,7 @@ class StoreView:
     def _read(self, trajectory_id: int, fields: Sequence[str] | None) -> Trajectory:
         selection = self.select([trajectory_id])
         source, places = self.locate(selection, 0)
-        schema = Schema(resolve_fields(selection.ids, selection.schemas, selection.known_schemas, fields=fields))
+        schema = resolve_fields(selection.ids, selection.schemas, selection.known_schemas, fields=fields)
         arrays = empty_arrays(schema, places)
         read_arrays(source, places, out=arrays)
         header, aside = self._described(selection, 0)
@@ -184,7 +185,7 @@ class StoreView:
             )
         resolved = resolve_fields(selection.ids, selection.schemas, selection.known_schemas, fields=fields)
         groups = self.groups(selection, which, steps=steps, envs=envs)
-        return to_batch(gather(groups, resolved, len(ids)), resolved)
+        return gather(groups, resolved, len(ids))
 
     def _retrying(self, read: Callable[[], T]) -> T:
         """Calls `read`, again if a trajectory was moved meanwhile."""

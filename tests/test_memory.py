@@ -1,0 +1,68 @@
+"""Blocks are used again, and never while anything refers to them."""
+
+import gc
+
+import numpy as np
+import pytest
+import torch
+from conftest import make
+
+import trajstore
+from trajstore import memory
+from trajstore.storage import MemoryStorage
+
+
+@pytest.fixture(autouse=True)
+def no_blocks() -> None:
+    memory.release()
+
+
+def address(array: np.ndarray) -> int:
+    return array.__array_interface__["data"][0]
+
+
+def test_a_block_comes_back_when_the_last_view_is_gone() -> None:
+    block = memory.block(100_000)
+    where = address(block)
+    tensor = torch.from_numpy(np.ndarray((10, 10), np.float32, block, 400))[3:].view(-1)
+    del block
+    gc.collect()
+    assert address(memory.block(100_000)) != where
+    del tensor
+    again = [memory.block(90_000) for _ in range(2)]
+    assert where in map(address, again)
+    assert all(block.flags.writeable for block in again)
+
+
+def test_a_block_much_too_large_is_not_used() -> None:
+    block = memory.block(1_000_000)
+    del block
+    assert len(memory._idle) == 1
+    assert memory.block(100_000).nbytes < 200_000
+
+
+def test_few_blocks_are_kept() -> None:
+    blocks = [memory.block(10_000) for _ in range(9)]
+    blocks.clear()
+    assert len(memory._idle) == memory.MAX_IDLE
+    memory.release()
+    assert not memory._idle
+
+
+def test_batches_that_are_kept_are_not_written_over() -> None:
+    with trajstore.open(MemoryStorage()) as store:
+        store.extend([make(seed=seed, image=50, steps=20) for seed in range(3)])
+        for sampler in (store.sampler(seed=1), store.sampler(seed=1, cache_size=3)):
+            kept = [sampler.sample(60) for _ in range(6)]
+            copies = [batch["curr_obs"]["main_images"].clone() for batch in kept]
+            state = sampler.state_dict()
+            for _ in range(6):
+                sampler.sample(60)
+            assert all(torch.equal(batch["curr_obs"]["main_images"], copy) for batch, copy in zip(kept, copies, strict=True))
+            pieces = [batch["next_obs"]["main_images"][7] for batch in kept]
+            expected = [piece.clone() for piece in pieces]
+            kept.clear()
+            sampler.load_state_dict(state)
+            for _ in range(6):
+                sampler.sample(60)
+            assert all(torch.equal(piece, copy) for piece, copy in zip(pieces, expected, strict=True))
