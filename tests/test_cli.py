@@ -40,7 +40,7 @@ def store(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [command for command in COMMANDS if command != "bench"])  # which has a help of its own
 def test_help_ends_in_an_example(command: str) -> None:
     shown = CliRunner().invoke(app, [command, "--help"])
     assert shown.exit_code == 0
@@ -89,6 +89,14 @@ def test_verify(store: Path) -> None:
     (fault,) = json.loads(run("verify", store, "--json").stdout)
     assert fault["array"] == "actions"
     assert fault["trajectory_ids"]
+
+
+def test_bench_is_for_checkouts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    refused = run("bench", "--quick")
+    assert (refused.returncode, "source checkout" in refused.stderr) == (1, True)
+    monkeypatch.chdir(Path(__file__).parents[1])
+    assert "--workloads" in run("bench", "--help").stdout
 
 
 def test_compact(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def test_few_blocks_are_kept() -> None:
 
 def test_batches_that_are_kept_are_not_written_over() -> None:
     with trajstore.open(MemoryStorage()) as store:
-        store.extend([make(seed=seed, image=50, steps=20) for seed in range(3)])
+        store.extend([make(seed=seed, image=200, steps=20) for seed in range(3)])
         for sampler in (store.sampler(seed=1), store.sampler(seed=1, cache_size=3)):
             kept = [sampler.sample(60) for _ in range(6)]
             copies = [batch["curr_obs"]["main_images"].clone() for batch in kept]

@@ -1,14 +1,14 @@
 """Decoded trajectories in RAM: one ring of rows a field, so that a cached batch is one `np.take` a field."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from trajstore.index import Selection
+from trajstore.index import PENDING, Selection
 from trajstore.layout import CURR_FRAME, Array, Ints, Places, Schema, array_ranges
 from trajstore.packing import array_shape
-from trajstore.reader import Group, MemorySource, Source, read_arrays
+from trajstore.reader import Group, MemorySource, Source, read_ranges
 
 Locate = Callable[[int], tuple[Source, Places]]
 """Row of a selection -> the source to read that trajectory from, and its place there."""
@@ -54,6 +54,10 @@ def _need(places: Places, row: int) -> _Extent:
     return _Extent(int(places.num_steps[row]) * num_envs, num_envs, int(places.num_frames[row]))
 
 
+def _start(places: Places, row: int) -> _Extent:
+    return _Extent(int(places.row_start[row]), int(places.env_start[row]), int(places.frame_start[row]))
+
+
 class _Ring:
     """The ring of one schema. Trajectories are placed in order; the oldest make room."""
 
@@ -70,14 +74,13 @@ class _Ring:
             arrays[name] = np.empty((length, *row_shape), dtype)
         return arrays
 
-    def place(self, trajectory_id: int, need: _Extent) -> _Extent:
-        """Makes room for a trajectory and returns where it starts."""
+    def place(self, trajectory_id: int, need: _Extent) -> None:
+        """Makes room for a trajectory."""
         start = self._free(need)
         while start is None:
             self._grow(need)
             start = self._free(need)
         self.slots[trajectory_id] = (start, need)
-        return start
 
     def _free(self, need: _Extent) -> _Extent | None:
         if not self.slots:
@@ -112,6 +115,9 @@ class Cache:
     Args:
         max_trajectories: How many are kept.
         max_bytes: Bytes they may take together; None: any.
+
+    Attributes:
+        holds_all: Whether one ring holds all that the last `update` was about.
     """
 
     def __init__(self, *, max_trajectories: int, max_bytes: int | None = None) -> None:
@@ -124,6 +130,7 @@ class Cache:
     def clear(self) -> None:
         """Frees all memory."""
         self._rings = {}
+        self.holds_all = False
         self._cached = np.zeros(0, np.bool_)
         self._ring_of = np.zeros(0, np.int64)
         self._places: Places | None = None
@@ -144,10 +151,18 @@ class Cache:
         first = self._first_wanted(selection)
         ids = selection.ids.tolist()
         self._forget(set(ids[first:]))
+        missing = []
         for row in range(first, len(ids)):
             ring = self._ring(selection, row, count=len(ids) - first)
             if ids[row] not in ring.slots:
-                self._load(ring, ids[row], need=_need(selection.places, row), origin=locate(row))
+                ring.place(ids[row], _need(selection.places, row))
+                missing.append(row)
+        try:
+            for run in self._runs(selection, missing):
+                self._load(selection, run, locate)
+        except BaseException:
+            self.clear()
+            raise
         self._note_places(selection, first)
 
     def _first_wanted(self, selection: Selection) -> int:
@@ -177,18 +192,38 @@ class Cache:
             ring = self._rings[schema] = _Ring(schema, _need(selection.places, row) * expected)
         return ring
 
-    def _load(self, ring: _Ring, trajectory_id: int, *, need: _Extent, origin: tuple[Source, Places]) -> None:
-        source, places = origin
-        start = ring.place(trajectory_id, need).lengths(ring.schema)
-        out = {
-            name: ring.source.arrays[name][start[name] : start[name] + stop - first]
-            for name, (first, stop) in array_ranges(ring.schema, places).items()
-        }
-        try:
-            read_arrays(source, places, out=out)
-        except BaseException:
-            del ring.slots[trajectory_id]
-            raise
+    def _runs(self, selection: Selection, rows: Sequence[int]) -> list[list[int]]:
+        """Rows of a selection in groups that follow one another both in their segment and in the ring, to be read at once."""
+        runs: list[list[int]] = []
+        for row in rows:
+            if runs and runs[-1][-1] == row - 1 and self._follows(selection, row):
+                runs[-1].append(row)
+            else:
+                runs.append([row])
+        return runs
+
+    def _follows(self, selection: Selection, row: int) -> bool:
+        """Whether a row of a selection lies right behind the one before it."""
+        before = row - 1
+        schema = selection.known_schemas[selection.schemas[row]]
+        if selection.segments[row] == PENDING or selection.segments[row] != selection.segments[before]:
+            return False
+        if selection.schemas[row] != selection.schemas[before]:
+            return False
+        start, length = self._rings[schema].slots[int(selection.ids[before])]
+        is_next = _start(selection.places, before) + _need(selection.places, before) == _start(selection.places, row)
+        return is_next and start + length == self._rings[schema].slots[int(selection.ids[row])][0]
+
+    def _load(self, selection: Selection, rows: Sequence[int], locate: Locate) -> None:
+        """Reads trajectories that follow one another into the ring."""
+        source, first = locate(rows[0])
+        ring = self._rings[source.schema]
+        start = ring.slots[int(selection.ids[rows[0]])][0].lengths(ring.schema)
+        last = first if len(rows) == 1 else selection.places[rows[-1] : rows[-1] + 1]
+        stops = array_ranges(ring.schema, last)
+        ranges = {name: (begin, stops[name][1]) for name, (begin, _) in array_ranges(ring.schema, first).items()}
+        out = {name: ring.source.arrays[name][start[name] : start[name] + stop - begin] for name, (begin, stop) in ranges.items()}
+        read_ranges(source, ranges, out=out)
 
     def _note_places(self, selection: Selection, first: int) -> None:
         """Where the selection's trajectories are in the rings, aligned with its rows."""
@@ -206,7 +241,7 @@ class Cache:
             starts[:, rows] = np.array([(start.rows, start.envs, start.frames) for start in found]).T
         own = selection.places
         self._places = Places(own.num_steps, own.num_envs, own.num_frames, *starts)
-        self._has_all = len(self._order) == 1 and bool(self._cached.all())
+        self.holds_all = len(self._order) == 1 and bool(self._cached.all())
         self._is_uniform = selection.is_uniform
 
     def groups(self, which: Ints, *, steps: Ints, envs: Ints) -> tuple[list[Group], Ints | None]:
@@ -222,7 +257,7 @@ class Cache:
         """
         if self._places is None:
             return [], np.arange(len(which))
-        if self._has_all:
+        if self.holds_all:
             places = self._places.uniform(which) if self._is_uniform else self._places[which]
             return [Group(self._order[0].source, None, places, steps, envs)], None
         cached = self._cached[which]

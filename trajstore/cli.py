@@ -1,6 +1,7 @@
 """The commands: each a thin call of the library, and the only module that prints."""
 
 import argparse
+import importlib
 import json
 import logging
 import sys
@@ -19,7 +20,7 @@ from rich.table import Table
 
 from trajstore.checkpoint import METADATA, read_entries, read_state
 from trajstore.demo import make_trajectory
-from trajstore.errors import StoreExistsError, TrajStoreError
+from trajstore.errors import StoreExistsError, StoreNotFoundError, TrajStoreError
 from trajstore.layout import Field
 from trajstore.packing import prepare
 from trajstore.replay_buffer import TrajectoryReplayBuffer
@@ -229,6 +230,19 @@ def demo(
         buffer.save_checkpoint(folder / "pt")
         typer.echo(f"exported  {folder / 'pt'}, which RLinf loads, in {time.perf_counter() - start:.2f} s")
     typer.echo(f"now try   trajstore info {folder / 'buffer'}")
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    add_help_option=False,
+    epilog="Example: trajstore bench --quick --output results",
+)
+def bench(context: typer.Context) -> None:
+    """Measure the library beside its rivals; in a source checkout only. `trajstore bench --help` shows the options."""
+    if not Path("benchmarks", "cli.py").is_file():
+        raise StoreNotFoundError("the benchmarks are part of the source checkout: run `trajstore bench` in its folder")
+    sys.path.insert(0, str(Path.cwd()))
+    importlib.import_module("benchmarks.cli").app(args=context.args, prog_name="trajstore bench")
 
 
 def sample_checkpoint(arguments: list[str] | None = None) -> None:

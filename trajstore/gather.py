@@ -1,19 +1,19 @@
 """A batch: which fields, in which memory, from which rows of which sources."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from trajstore.errors import FieldNotFoundError, InvalidRequestError, SchemaMismatchError
 from trajstore.layout import Array, Field, Ints, Schema, rows_of
 from trajstore.memory import block
-from trajstore.reader import Group, MemorySource, Take, run
+from trajstore.reader import Group, MemorySource, Source, Take, run
 from trajstore.trajectory import STORED_DTYPES, from_stored
 
-POOLED_BATCH_BYTES = 256 * 1024
+POOLED_BATCH_BYTES = 4 * 1024 * 1024
 """Batches from this size on take their memory from the pool of blocks; below, the allocator is as fast."""
 _ALIGNMENT = 64
 
@@ -122,6 +122,10 @@ def _ops(source: Schema, fields: Schema) -> tuple[_Op, ...]:
     return tuple(ops)
 
 
+Kind: TypeAlias = tuple[int, bool, bool]
+"""See `_Op.rows`."""
+
+
 def gather(groups: Sequence[Group], fields: Schema, count: int) -> dict[str, Any]:
     """Reads a batch.
 
@@ -134,47 +138,82 @@ def gather(groups: Sequence[Group], fields: Schema, count: int) -> dict[str, Any
         Nested dict of tensors [count, ...], keys in the order of `fields`.
     """
     layout = batch_layout(fields)
-    source, draws = groups[0].source, groups[0].draws
-    ops = _ops(source.schema, fields)
-    if (
-        draws is None
-        and isinstance(source, MemorySource)
-        and len(ops) == len(layout.slots)
-        and count * layout.row_bytes < POOLED_BATCH_BYTES
-    ):
-        rows = _rows(groups[0], ops)
-        memory = [source.arrays[op.field.array].take(rows[op.rows], axis=0, mode="clip") for op in ops]
-        return layout.to_batch(memory, count)
+    if len(groups) == 1:
+        ops = _ops(groups[0].source.schema, fields)
+        return _gather_from_one(groups[0].source, ops, layout, _rows(groups[0], ops))
     memory = layout.allocate(count)
     jobs = []
     for group in groups:
-        jobs += group.source.take(list(_takes(group, _ops(group.source.schema, fields), memory, count)))
+        ops = _ops(group.source.schema, fields)
+        jobs += group.source.take(_takes(ops, _rows(group, ops), memory, draws=group.draws, count=count))
     run(jobs)
     return layout.to_batch(memory, count)
 
 
-def _takes(group: Group, ops: Sequence[_Op], memory: Sequence[Array], count: int) -> Iterator[Take]:
-    """What to take from one source. Fields with the same rows share the array of rows, by which the source shares its plan."""
-    rows, draws = _rows(group, ops), group.draws
+class RowTable:
+    """The rows of every sample of a window that one source serves, so that a batch's are one index away.
+
+    It costs 8 bytes a sample and the arithmetic of a batch as large as the window.
+
+    Args:
+        group: All samples of the window.
+        fields: What is read.
+    """
+
+    def __init__(self, group: Group, fields: Schema) -> None:
+        self._source = group.source
+        self._layout = batch_layout(fields)
+        self._ops = _ops(group.source.schema, fields)
+        count = len(group.steps)
+        self._rows = {kind: rows[:count] for kind, rows in _rows(group, self._ops).items()}
+
+    def gather(self, samples: Ints) -> dict[str, Any]:
+        """The batch of these samples, by their numbers in the window."""
+        rows = {}
+        for kind, table in self._rows.items():
+            own = table.take(samples)
+            rows[kind] = np.concatenate([own, own + 1]) if _is_both(kind) else own
+        return _gather_from_one(self._source, self._ops, self._layout, rows)
+
+
+def _gather_from_one(source: Source, ops: Sequence[_Op], layout: BatchLayout, rows: Mapping[Kind, Ints]) -> dict[str, Any]:
+    """A batch of which one source serves all draws, in order."""
+    kind = ops[0].rows
+    count = len(rows[kind]) // (2 if _is_both(kind) else 1)
+    if isinstance(source, MemorySource) and len(ops) == len(layout.slots) and count * layout.row_bytes < POOLED_BATCH_BYTES:
+        arrays = source.arrays
+        return layout.to_batch([arrays[op.field.array].take(rows[op.rows], 0, None, "clip") for op in ops], count)
+    memory = layout.allocate(count)
+    run(source.take(_takes(ops, rows, memory, draws=None, count=count)))
+    return layout.to_batch(memory, count)
+
+
+def _takes(ops: Sequence[_Op], rows: Mapping[Kind, Ints], memory: Sequence[Array], *, draws: Ints | None, count: int) -> list[Take]:
+    """What to take from a source. Fields with the same rows share the array of rows, by which the source shares its plan."""
     both_draws = None if draws is None else np.concatenate([draws, draws + count])
+    takes = []
     for op in ops:
         out = memory[op.slot]
         if not op.both and len(out) != count:
             out = out[count:] if op.half else out[:count]
-        yield Take(op.field.array, rows[op.rows], out, both_draws if op.both else draws)
+        takes.append(Take(op.field.array, rows[op.rows], out, both_draws if op.both else draws))
+    return takes
 
 
-def _rows(group: Group, ops: Sequence[_Op]) -> dict[tuple[int, bool, bool], Ints]:
+def _is_both(kind: Kind) -> bool:
+    _, both, is_frame = kind
+    return is_frame and both
+
+
+def _rows(group: Group, ops: Sequence[_Op]) -> dict[Kind, Ints]:
     """The rows of a group's draws in its source's arrays; where both observations are meant, the next ones after the current ones."""
     _, _, places, steps, envs = group
-    rows: dict[tuple[int, bool, bool], Ints] = {}
-    plain: Ints | None = None
+    rows: dict[Kind, Ints] = {}
+    plain = places.row_start + envs * places.num_steps + steps
     frames: Ints | None = None
     for field, kind, _, _, both in ops:
         if kind in rows:
             continue
-        if plain is None:
-            plain = places.row_start + envs * places.num_steps + steps
         if field.frame is None:
             rows[kind] = rows_of(field, places, steps=steps, envs=envs) if field.extra_rows else plain
             continue

@@ -295,12 +295,12 @@ def _shares(jobs: Sequence[Job]) -> list[list[tuple[Job, int, int]]]:
 
 def read_arrays(source: Source, places: Places, *, out: Mapping[str, Array]) -> None:
     """Copies one trajectory's arrays (places of length 1) whole into `out`, name -> [rows, ...]."""
-    ranges = array_ranges(source.schema, places)
-    takes = []
-    for name, target in out.items():
-        start, stop = ranges[name]
-        takes.append(Take(name, np.arange(start, stop), target, None))
-    run(source.take(takes))
+    read_ranges(source, array_ranges(source.schema, places), out=out)
+
+
+def read_ranges(source: Source, ranges: Mapping[str, tuple[int, int]], *, out: Mapping[str, Array]) -> None:
+    """Copies rows `[start, stop)` of some arrays into `out`, name -> [stop - start, ...]."""
+    run(source.take([Take(name, np.arange(*ranges[name]), target, None) for name, target in out.items()]))
 
 
 def empty_arrays(schema: Schema, places: Places) -> dict[str, Array]:

@@ -10,12 +10,15 @@ import torch
 
 from trajstore.cache import Cache
 from trajstore.errors import CorruptionError, EmptyBufferError, InvalidRequestError
-from trajstore.gather import gather, resolve_fields
+from trajstore.gather import RowTable, gather, resolve_fields
 from trajstore.index import Selection
 from trajstore.layout import Ints, Places, Schema
 from trajstore.reader import Group, Source
 
 logger = logging.getLogger(__name__)
+
+TABLE_AFTER = 8
+"""Once an eighth of a cached window was drawn since it changed, the rows of all its samples are worth a table."""
 
 
 class Trajectories(Protocol):
@@ -70,6 +73,8 @@ class Sampler:
         self._version = -1
         self._selection: Selection | None = None
         self._resolved: dict[Any, Schema] = {}
+        self._tables: dict[Schema, RowTable] = {}
+        self._num_drawn = 0
         self._has_warned = False
 
     def seed(self, seed: int | None) -> None:
@@ -152,6 +157,9 @@ class Sampler:
 
     def _gather(self, selection: Selection, samples: Ints, fields: Sequence[str] | str | None) -> dict[str, Any]:
         resolved = self._resolve(selection, fields)
+        self._num_drawn += len(samples)
+        if self.cache.holds_all and self._num_drawn * TABLE_AFTER > selection.num_samples:
+            return self._table(selection, resolved).gather(samples)
         which, steps, envs = split_samples(selection, samples)
         groups, rest = self.cache.groups(which, steps=steps, envs=envs)
         if rest is not None:
@@ -159,13 +167,21 @@ class Sampler:
             groups += [g._replace(draws=rest if g.draws is None else rest[g.draws]) for g in uncached] if groups else uncached
         return gather(groups, resolved, len(samples))
 
+    def _table(self, selection: Selection, fields: Schema) -> RowTable:
+        table = self._tables.get(fields)
+        if table is None:
+            which, steps, envs = split_samples(selection, np.arange(selection.num_samples))
+            ((group,), _) = self.cache.groups(which, steps=steps, envs=envs)
+            table = self._tables[fields] = RowTable(group, fields)
+        return table
+
     def _current(self) -> Selection:
         """The window, with the cache brought up to it."""
         version = self._source.version
         if self._selection is None or version != self._version:
             self._version = version
             self._selection = selection = self._source.newest(self.window)
-            self._resolved = {}
+            self._resolved, self._tables, self._num_drawn = {}, {}, 0
             if self._cache_size:
                 self.cache.update(selection, epoch=self._source.epoch, locate=lambda row: self._source.locate(selection, row))
         return self._selection
