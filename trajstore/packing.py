@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from trajstore.errors import InvalidTrajectoryError
+from trajstore.errors import InvalidTrajectoryError, UnsupportedTypeError
 from trajstore.layout import CURR_FRAME, Array, Field, Places, Schema, array_name, differing_rows, plan_pool
 from trajstore.trajectory import (
     FLAG_FIELDS,
@@ -130,11 +130,27 @@ def prepare(source: object) -> Prepared:
         UnsupportedTypeError: A value can't be stored.
     """
     trajectory = from_object(source)
+    _check_header(trajectory)
     tensors, aside = flatten(trajectory)
     num_steps, num_envs = find_steps_envs(tensors)
     for path, tensor in tensors.items():
         _check_shape(path, tensor, num_steps=num_steps, num_envs=num_envs)
     return Prepared(trajectory, tensors, aside, num_steps, num_envs)
+
+
+def _check_header(trajectory: Trajectory) -> None:
+    if not isinstance(trajectory.model_weights_id, str):
+        raise UnsupportedTypeError(f"model_weights_id: expected a string, found {type(trajectory.model_weights_id).__name__}")
+    for name in ("max_episode_length", "model_update_count"):
+        value = getattr(trajectory, name)
+        if value is None and name == "model_update_count":
+            continue
+        try:
+            is_good = int(value) == value and abs(value) < 1 << 63
+        except (TypeError, ValueError, OverflowError, RuntimeError):
+            is_good = False
+        if not is_good:
+            raise InvalidTrajectoryError(f"{name}: expected a whole number of 64 bits, found {value!r}"[:200])
 
 
 def unpack(header: Header, schema: Schema, arrays: Mapping[str, Array], aside: Mapping[str, Json]) -> Trajectory:

@@ -5,14 +5,15 @@ chunk is a row. There is no loop over the rows of a batch, only over its chunks.
 """
 
 import functools
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from itertools import pairwise
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from trajstore.decode import Chunks, Target, find_chunks
-from trajstore.errors import CorruptionError
+from trajstore.decode import BadChunkError, Chunks, find_chunks
 from trajstore.layout import CURR_FRAME, Array, Ints, Places, Schema, array_ranges
 from trajstore.packing import array_shape
 from trajstore.segment import Segment, StoredArray
@@ -21,6 +22,10 @@ from trajstore.threads import num_threads, parallel_map
 
 SHARES_PER_THREAD = 4
 """Parts that a batch's chunks are cut into, for threads to take in turn."""
+PIECE_BYTES = 2 * 1024 * 1024
+"""Copies from memory are cut into pieces of about this size."""
+SCRATCH_BYTES = 1024 * 1024
+"""Chunks that are decoded before rows are picked out of them."""
 LARGE_ROW_BYTES = 4096
 """Rows from this size on are copied one by one; smaller ones by an index."""
 
@@ -89,12 +94,31 @@ class MemorySource:
         return frames
 
     def take(self, takes: Sequence[Take]) -> "list[Job]":
-        for array, rows, out, dest in takes:
-            if dest is None:
-                self.arrays[array].take(rows, axis=0, out=out, mode="clip")
-            else:
-                out[dest] = self.arrays[array].take(rows, axis=0, mode="clip")
+        pieces = [piece for take in takes for piece in self._pieces(take)]
+        if len(pieces) == len(takes):
+            for take in takes:
+                self._copy(take)
+        else:
+            parallel_map(self._copy, pieces)
         return []
+
+    def _copy(self, take: Take) -> None:
+        array, rows, out, dest = take
+        if dest is None:
+            self.arrays[array].take(rows, axis=0, out=out, mode="clip")
+        else:
+            out[dest] = self.arrays[array].take(rows, axis=0, mode="clip")
+
+    def _pieces(self, take: Take) -> list[Take]:
+        """A large copy in pieces, for several threads: one alone does not use all of the memory's bandwidth."""
+        array, rows, out, dest = take
+        count = min(len(rows), self.arrays[array][:1].nbytes * len(rows) // PIECE_BYTES)
+        if count < 2 or num_threads() == 1:
+            return [take]
+        bounds = np.linspace(0, len(rows), count + 1, dtype=np.int64).tolist()
+        if dest is None:
+            return [Take(array, rows[a:b], out[a:b], None) for a, b in pairwise(bounds)]
+        return [Take(array, rows[a:b], out, dest[a:b]) for a, b in pairwise(bounds)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +167,6 @@ class Job:
         plan: Which chunks, and where their rows go.
         chunks: Their bytes.
         out: [n, ...].
-        target: The memory of `out`.
-        bounds: `plan.bounds`, as a list.
-        firsts: Where the first row of each chunk goes.
     """
 
     segment: Segment
@@ -153,51 +174,68 @@ class Job:
     plan: ChunkPlan
     chunks: Chunks
     out: Array
-    target: Target
-    bounds: list[int]
-    firsts: list[int]
-
-    @classmethod
-    def of(cls, segment: Segment, *, stored: StoredArray, plan: ChunkPlan, chunks: Chunks, out: Array) -> "Job":
-        firsts: list[int] = plan.dest[plan.bounds[:-1]].tolist()
-        return cls(segment, stored, plan, chunks, out, Target.of(out), plan.bounds.tolist(), firsts)
 
     def run(self, first: int, stop: int) -> None:
-        """Decodes the chunks `[first, stop)` of the plan."""
-        scratch, number = _Scratch(self.stored), first
+        """Decodes the chunks `[first, stop)` of the plan and puts their rows where they belong."""
         try:
-            for number in range(first, stop):
-                self._place(number, scratch)
-        except CorruptionError as error:
-            start = int(self.plan.chunks[number]) * self.stored.rows_per_chunk
+            if self.stored.rows_per_chunk == 1:
+                self._decode_rows(first, stop)
+            elif self.plan.in_order:
+                self._decode_in_order(first, stop)
+            else:
+                self._decode_and_pick(first, stop)
+        except BadChunkError as error:
+            start = int(self.plan.chunks[error.number]) * self.stored.rows_per_chunk
             rows = (start, start + self.stored.rows_per_chunk)
             raise self.segment.located(error, self.stored.name, rows) from error
 
-    def _place(self, number: int, scratch: "_Scratch") -> None:
-        """Decodes one chunk of the plan and puts its rows where they belong."""
-        first, stop = self.bounds[number], self.bounds[number + 1]
-        per_chunk = self.stored.rows_per_chunk
-        if per_chunk == 1 or (self.plan.in_order and stop - first == per_chunk):
-            start = self.firsts[number]
-            self.chunks.decode(number, self.target, start * self.stored.row_bytes)
-            if per_chunk < stop - first:  # the one row was drawn more than once
-                self.out[self.plan.dest[first + 1 : stop]] = self.out[start]
-            return
-        self.chunks.decode(number, scratch.target, 0)
-        rows, dest = self.plan.rows[first:stop], self.plan.dest[first:stop]
-        if self.stored.row_bytes >= LARGE_ROW_BYTES:
-            for row, place in zip(rows.tolist(), dest.tolist(), strict=True):
-                self.out[place] = scratch.rows[row]
-        else:
-            self.out[dest] = scratch.rows[rows]
+    def _decode_rows(self, first: int, stop: int) -> None:
+        """Each chunk is a row: straight into its place, and from there to where it was drawn again."""
+        bounds, dest = self.plan.bounds[first : stop + 1], self.plan.dest
+        places = dest[bounds[:-1]]
+        self.chunks.decode(first, stop, target=self.out, offsets=places * self.stored.row_bytes)
+        for number in np.flatnonzero(np.diff(bounds) > 1).tolist():
+            self.out[dest[bounds[number] + 1 : bounds[number + 1]]] = self.out[places[number]]
+
+    def _decode_in_order(self, first: int, stop: int) -> None:
+        """Whole chunks go straight to their places; the first and the last may be wanted in part."""
+        per_chunk, bounds = self.stored.rows_per_chunk, self.plan.bounds
+        whole_first = first + (bounds[first + 1] - bounds[first] < per_chunk)
+        whole_stop = max(whole_first, stop - (bounds[stop] - bounds[stop - 1] < per_chunk))
+        offsets = self.plan.dest[bounds[whole_first:whole_stop]] * self.stored.row_bytes
+        self.chunks.decode(whole_first, whole_stop, target=self.out, offsets=offsets)
+        for number in {first, stop - 1} - set(range(whole_first, whole_stop)):
+            self._decode_and_pick(number, number + 1)
+
+    def _decode_and_pick(self, first: int, stop: int) -> None:
+        """Some chunks at a time into memory that stays in the processor's cache, then the wanted rows out of it."""
+        stored, plan = self.stored, self.plan
+        step = max(1, SCRATCH_BYTES // stored.chunk_bytes)
+        scratch = _scratch(min(step, stop - first) * stored.chunk_bytes).view(stored.dtype)
+        source = scratch.reshape(-1, *stored.row_shape)
+        for start in range(first, stop, step):
+            end = min(start + step, stop)
+            self.chunks.decode(start, end, target=scratch, offsets=np.arange(end - start) * stored.chunk_bytes)
+            wanted = slice(int(plan.bounds[start]), int(plan.bounds[end]))
+            within = np.repeat(np.arange(end - start), np.diff(plan.bounds[start : end + 1])) * stored.rows_per_chunk
+            rows, dest = within + plan.rows[wanted], plan.dest[wanted]
+            if stored.row_bytes >= LARGE_ROW_BYTES:
+                for row, place in zip(rows.tolist(), dest.tolist(), strict=True):
+                    self.out[place] = source[row]
+            else:
+                self.out[dest] = source[rows]
 
 
-class _Scratch:
-    """Memory for one chunk of an array."""
+_local = threading.local()
 
-    def __init__(self, stored: StoredArray) -> None:
-        self.rows = np.empty((stored.rows_per_chunk, *stored.row_shape), stored.dtype)
-        self.target = Target.of(self.rows)
+
+def _scratch(nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """This thread's own uint8[nbytes], kept since fresh pages cost more than what is done in them."""
+    known = getattr(_local, "scratch", None)
+    if known is None or known.nbytes < nbytes:
+        known = _local.scratch = np.empty(max(nbytes, SCRATCH_BYTES), np.uint8)
+    memory: np.ndarray[Any, np.dtype[np.uint8]] = known[:nbytes]
+    return memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +259,7 @@ class SegmentSource:
         plans = self._plans(takes)
         wanted = [tables[take.array][plan.chunks] for take, plan in zip(takes, plans, strict=True)]
         return [
-            Job.of(segment, stored=segment.stored_array(take.array), plan=plan, chunks=chunks, out=take.out)
+            Job(segment, segment.stored_array(take.array), plan, chunks, take.out)
             for take, plan, chunks in zip(takes, plans, self._find(takes, wanted), strict=True)
         ]
 
@@ -276,12 +314,12 @@ def run(jobs: Sequence[Job]) -> None:
 def _shares(jobs: Sequence[Job]) -> list[list[tuple[Job, int, int]]]:
     """Cuts the chunks of all jobs into parts of about equal bytes, a few for each thread."""
     chunk_bytes = [job.stored.chunk_bytes + LARGE_ROW_BYTES for job in jobs]
-    total = sum(size * len(job.firsts) for size, job in zip(chunk_bytes, jobs, strict=True))
+    total = sum(size * len(job.plan.chunks) for size, job in zip(chunk_bytes, jobs, strict=True))
     target = max(total / (num_threads() * SHARES_PER_THREAD), 256 * 1024) if num_threads() > 1 else total
     shares: list[list[tuple[Job, int, int]]] = [[]]
     room = target
     for size, job in zip(chunk_bytes, jobs, strict=True):
-        first, count = 0, len(job.firsts)
+        first, count = 0, len(job.plan.chunks)
         while first < count:
             stop = min(count, first + max(1, int(room // size)))
             shares[-1].append((job, first, stop))

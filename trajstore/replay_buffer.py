@@ -22,7 +22,6 @@ from trajstore.checkpoint import (
 )
 from trajstore.errors import ClosedError, InvalidRequestError, NotAStoreError, StoreNotFoundError, TrajectoryNotFoundError
 from trajstore.index import TrajectoryInfo
-from trajstore.packing import prepare
 from trajstore.staging import Staging
 from trajstore.storage import MemoryStorage
 from trajstore.store import TrajectoryStore
@@ -188,8 +187,10 @@ class TrajectoryReplayBuffer:
             StorageError: It can't be written, or an earlier trajectory could not be.
         """
         folder = Path(save_path).expanduser()
-        if self.auto_save_path is not None and folder.resolve() == Path(self.auto_save_path).expanduser().resolve():
-            raise InvalidRequestError(f"{folder} is the buffer's own store; save the checkpoint elsewhere")
+        if self.auto_save_path is not None:
+            own, target = Path(self.auto_save_path).expanduser().resolve(), folder.resolve()
+            if own == target or own in target.parents or target in own.parents:
+                raise InvalidRequestError(f"{folder} is, holds or lies in the buffer's own store {own}; save the checkpoint elsewhere")
         self.store.flush()
         with replacing(folder) as new:
             generator = self._sampler.state_dict()["generator"]
@@ -244,8 +245,9 @@ class TrajectoryReplayBuffer:
         if not is_store and not (folder / METADATA).exists() and (folder / "rank_0").is_dir():
             raise NotAStoreError(f"{folder} holds ranks; load one of them, such as {folder / 'rank_0'}")
         is_bare = is_store and not (folder / METADATA).exists()
-        state = BufferState(self.trajectory_format) if is_bare else read_state(folder)
+        state = BufferState(self.trajectory_format) if is_bare else read_state(folder, default=self.trajectory_format)
         share = (local_rank, world_size) if is_distributed else (0, 1)
+        self.store.flush()  # so that a failure can go back to it, and a buffer can load its own store
         loaded = self._load_store(folder, state, share) if is_store else self._load_files(folder, state, share)
         self._added = loaded
         self.trajectory_format = state.trajectory_format
@@ -269,7 +271,7 @@ class TrajectoryReplayBuffer:
         entries = entries[rank_share(len(entries), local_rank=share[0], world_size=share[1])]
         with self._replacing([entry.trajectory_id for entry in entries], state, share) as staging:
             for entry in self._kept(entries):
-                staging.add(entry.trajectory_id, prepare(entry.load()).pack())
+                staging.add(entry.trajectory_id, entry.pack())
         return len(entries)
 
     def _kept(self, items: Sequence[T]) -> Sequence[T]:

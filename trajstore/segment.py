@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from trajstore.codec import Codec, choose_codec, choose_rows_per_chunk, codec_from_json
-from trajstore.decode import Target, find_chunks
+from trajstore.decode import find_chunks
 from trajstore.errors import CorruptionError
 from trajstore.layout import CURR_FRAME, Array, Places, Schema, array_ranges
 from trajstore.packing import Header, Packed
@@ -209,13 +209,17 @@ def read_segment_info(storage: Storage, number: int) -> SegmentInfo:
 
 def write_segment(storage: Storage, number: int, *, trajectories: Sequence[tuple[int, Packed]], recover: bool) -> SegmentInfo:
     """Writes and commits trajectories (id, packed) of one schema as a segment. Durable on return."""
-    schema = trajectories[0][1].schema
-    names = list(trajectories[0][1].arrays)
-    arrays = {}
-    for name in names:
+    schema, first = trajectories[0][1].schema, trajectories[0][1].arrays
+
+    def write(name: str) -> StoredArray:
         parts = [packed.arrays[name] for _, packed in trajectories]
         rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        arrays[name] = _write_array(storage, f"{segment_key(number)}/{name}", name=name, rows=rows, schema=schema)
+        return _write_array(storage, f"{segment_key(number)}/{name}", name=name, rows=rows, schema=schema)
+
+    # the largest first: others sync their small files while it is encoded
+    names = sorted(first, key=lambda name: first[name].nbytes, reverse=True)
+    written = dict(zip(names, parallel_map(write, names), strict=True))
+    arrays = {name: written[name] for name in first}
     info = SegmentInfo(recover, schema, arrays, tuple(_entries(trajectories)))
     commit_segment(storage, number, info)
     return info
@@ -297,9 +301,8 @@ def decode_array(array: StoredArray, shard: bytes) -> Array:
             raise CorruptionError(f"{len(shard)} bytes are not the {array.bytes} that were written")
         data = np.frombuffer(shard, np.uint8)
         table = parse_index(data[-index_bytes(array.num_chunks) :], shard_bytes=len(data))
-        chunks, target = find_chunks(array.codec, array.chunk_bytes, data, table), Target.of(rows)
-        for number in range(array.num_chunks):
-            chunks.decode(number, target, number * array.chunk_bytes)
+        chunks = find_chunks(array.codec, array.chunk_bytes, data, table)
+        chunks.decode(0, array.num_chunks, target=rows, offsets=np.arange(array.num_chunks) * array.chunk_bytes)
     return rows[: array.rows]
 
 

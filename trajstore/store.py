@@ -238,6 +238,7 @@ class TrajectoryStore(StoreView):
                 publish(self.storage, index, generation=generation)
             except BaseException:
                 self._is_published = False
+                self._generation = generation  # it may be the current one already, so it is not written again
                 raise
             with self._lock:
                 self._generation = generation
@@ -384,10 +385,11 @@ class TrajectoryStore(StoreView):
             staging.abandon()
             raise
         with self._lock:
+            before = self._index
             if replace_contents:
                 self._writer.discard_all()
-                next_segment, self._index = self._index.next_segment, Index()
-                self._index.next_segment = next_segment
+                self._index = Index()
+                self._index.next_segment = before.next_segment
                 self._epoch += 1
             for row in staging.ordered_rows():
                 self._index.extend([row.entry], segment=row.segment, schema=row.schema)
@@ -395,7 +397,24 @@ class TrajectoryStore(StoreView):
             self._limit()
             self._committed.update(staging.numbers)
             self._version += 1
-        self._publish()
+        try:
+            self._publish()
+        except BaseException:
+            self._take_back(staging, before if replace_contents else None)
+            raise
+
+    def _take_back(self, staging: Staging, before: Index | None) -> None:
+        """Undoes what could not be published; `before`: what it had replaced."""
+        with self._lock:
+            if before is None:
+                staged = [row.entry.trajectory_id for row in staging.rows]
+                self._remove(np.flatnonzero(np.isin(self._index.column("id"), staged)))
+            else:
+                self._index = before.committed(next_segment=self._index.next_segment)
+                self._epoch += 1
+                self._version += 1
+        with contextlib.suppress(OSError):
+            self._publish()  # the disk may know of it already
 
     def compact(self) -> int:
         """Joins small segments, and drops what is dead from segments that are mostly dead.

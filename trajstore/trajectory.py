@@ -67,6 +67,9 @@ TENSOR_FIELDS = tuple(f.name for f in fields(Trajectory) if f.name not in (*HEAD
 FLAG_FIELDS = frozenset({"dones", "terminations", "truncations"})
 """Fields whose extra rows come first in each epoch (RLinf 0.3.0); those of other fields come last."""
 
+MAX_COUNT_DIGITS = 18
+"""Of an update count in a weights id: what surely fits int64."""
+
 MAX_KEY_BYTES = 80
 """Percent-encoded at worst to 240, which every file system takes as a name."""
 
@@ -109,7 +112,7 @@ def from_stored(array: np.ndarray[Any, Any], name: str) -> torch.Tensor:
 def split_weights_id(model_weights_id: str) -> tuple[str, int | None]:
     """`"f643_12"` -> `("f643", 12)`; without a count at the end, `("f643", None)`."""
     uuid, separator, count = model_weights_id.rpartition("_")
-    if separator and count.isascii() and count.isdigit():
+    if separator and count.isascii() and count.isdigit() and len(count) <= MAX_COUNT_DIGITS:
         return uuid, int(count)
     return model_weights_id, None
 
@@ -122,10 +125,14 @@ def update_count(trajectory: Trajectory) -> int:
     if count is not None:
         return count
     versions = trajectory.versions
-    if isinstance(versions, torch.Tensor) and versions.numel():
-        largest = float(versions.max())
-        return int(largest) if math.isfinite(largest) else 0
-    return 0
+    if not isinstance(versions, torch.Tensor | np.ndarray) or 0 in versions.shape:
+        return 0
+    tensor = torch.as_tensor(versions)
+    if tensor.is_complex():
+        return 0
+    is_small = not tensor.is_floating_point() and tensor.dtype != torch.uint64
+    largest = tensor.to(torch.int64 if is_small else torch.float64).max().item()
+    return int(largest) if abs(largest) < 1 << 63 else 0
 
 
 def from_object(source: object) -> Trajectory:
