@@ -118,7 +118,7 @@ def test_verbs(storage: Any) -> None:
 def test_replace_waits_until_all_before_it_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
     storage = LocalStorage(tmp_path / "root")
-    monkeypatch.setattr("trajstore.storage._sync_folder", lambda folder: events.append(f"folder {folder.name}"))
+    monkeypatch.setattr("trajstore.storage.sync_folder", lambda folder: events.append(f"folder {folder.name}"))
     monkeypatch.setattr("trajstore.storage._write_synced", lambda path, data: (events.append(path.name), path.write_bytes(data)))
     storage.write("s/a/x", b"1")
     storage.replace("s/doc", b"2")

@@ -8,6 +8,8 @@ The modules are floors of a house; each imports only from floors above it, as a 
 | 1 | `trajectory` | `Trajectory`; nested fields as paths; torch dtypes as stored dtypes |
 | 1 | `layout` | arithmetic: samples, steps, rows, frames; schemas |
 | 1 | `shard` | the bytes of a `sharding_indexed` shard |
+| 1 | `folders` | directories that appear whole |
+| 1 | `untrusted` | pt and pkl files, read without trust |
 | 1 | `threads` | the one pool that encodes and decodes |
 | 1 | `memory` | blocks for batches, used again |
 | 2 | `packing` | a trajectory as env-major rows and pooled frames, in memory |
@@ -22,6 +24,7 @@ The modules are floors of a house; each imports only from floors above it, as a 
 | 6 | `gather` | a batch: fields, memory, rows of sources |
 | 6 | `cache` | the decoded ring |
 | 7 | `sampler` | windows, seeds, what to draw |
+| 6 | `place` | what is at a place: a store, nothing, something else |
 | 8 | `view` | a store as its readers see it |
 | 9 | `staging` | segments that appear together: link, load, compact |
 | 9 | `verify` | are the bytes those that were written |

@@ -1,26 +1,18 @@
 """Checkpoints of a replay buffer: pt and pkl directories that RLinf itself loads, and the state beside any form.
 
 A directory holds one file a trajectory, `metadata.json` and `trajectory_index.json`. RLinf 0.3.0's own names are read as well as the
-tutorial's, and so are its older key `storage_format` and the misspelt `trajector_index.json`. Files are never trusted: `pt` is read with
-`weights_only=True`, `pkl` by an unpickler that admits tensors, arrays and plain values.
+tutorial's, and so are its older key `storage_format` and the misspelt `trajector_index.json`.
 """
 
 import base64
 import binascii
 import contextlib
-import ctypes
 import errno
-import functools
 import io
 import json
 import os
-import pickle
 import re
-import shutil
-import types
-import uuid
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -33,15 +25,14 @@ from trajstore.errors import (
     CorruptionError,
     InvalidRequestError,
     InvalidTrajectoryError,
-    NotAStoreError,
     StorageError,
     StoreNotFoundError,
-    UnsafeFileError,
     UnsupportedTypeError,
 )
 from trajstore.index import TrajectoryInfo
 from trajstore.packing import Packed, prepare
 from trajstore.trajectory import Json, Trajectory, split_weights_id
+from trajstore.untrusted import TensorPickler, read_pkl, read_pt
 
 FileFormat = Literal["pt", "pkl"]
 CheckpointFormat = Literal["pt", "pkl", "zarr"]
@@ -97,7 +88,7 @@ class FileEntry:
             CorruptionError: It is truncated, or holds something else than a trajectory.
             UnsafeFileError: It asks for code to be run.
         """
-        values = _read_pt(self.path) if self.path.suffix == ".pt" else _read_pkl(self.path)
+        values = read_pt(self.path) if self.path.suffix == ".pt" else read_pkl(self.path)
         if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
             raise CorruptionError(f"{self.path}: expected a dict of a trajectory's fields, found {type(values).__name__}")
         known = {field.name for field in fields(Trajectory)}
@@ -242,7 +233,7 @@ def _write_trajectory(trajectory: Trajectory, file: io.BufferedWriter, file_form
         except RuntimeError as error:  # what torch makes of a refused write
             raise OSError(errno.EIO, f"{file.name} can't be written: {error.__context__ or error}") from error
     else:
-        _Pickler(file).dump(values)
+        TensorPickler(file).dump(values)
     file.flush()
 
 
@@ -265,203 +256,11 @@ def _read_json(path: Path) -> Any:
         raise CorruptionError(f"{path} is no JSON: {error}") from error
 
 
-_BROKEN = (
-    *(pickle.UnpicklingError, EOFError, OSError, MemoryError, ArithmeticError, LookupError),
-    *(AssertionError, AttributeError, RuntimeError, TypeError, ValueError),
-)
-"""What readers raise over bytes that are not what was written."""
-_ADMITTED = "only tensors, numpy arrays and plain Python values are loaded"
-
-
-def _read_pt(path: Path) -> Any:
-    return _reading(path, lambda: _load_tensors(path))
-
-
-def _read_pkl(path: Path) -> Any:
-    with path.open("rb") as file:
-        return _reading(path, _Unpickler(file).load)
-
-
-def _reading(path: Path, load: Callable[[], Any]) -> Any:
-    try:
-        return load()
-    except UnsafeFileError as error:
-        raise UnsafeFileError(f"{path}: {error}") from error
-    except _BROKEN as error:
-        reason = str(error).splitlines()[0] if str(error) and not isinstance(error, pickle.UnpicklingError) else type(error).__name__
-        raise CorruptionError(f"{path} is no complete {path.suffix[1:]} file: {reason}") from error
-
-
-def _load_tensors(file: "Path | io.BytesIO") -> Any:
-    try:
-        with torch.serialization.safe_globals([bytes]):  # by which pickle writes b""
-            return torch.load(file, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        asked = re.search(r"\bGLOBAL (\S+)", str(error))
-        if asked is None:
-            raise
-        raise UnsafeFileError(f"it asks for {asked[1]}; {_ADMITTED}") from error
-
-
-def _safe_storage(data: bytes) -> Any:
-    """In place of `torch.storage._load_from_bytes`, which would run whatever it is given."""
-    return _load_tensors(io.BytesIO(data))
-
-
-def _rebuild(function: Callable[..., Any], storage: Any, *args: Any) -> Any:
-    """Calls one of torch's functions that make a tensor of a storage; they let a storage that is too small grow, with random bytes."""
-    untyped = getattr(storage, "_untyped_storage", storage)
-    nbytes = untyped.nbytes()
-    tensor = function(storage, *args)
-    if untyped.nbytes() != nbytes:
-        raise ValueError("a tensor is larger than its storage")
-    return tensor
-
-
-def _latin1(text: str, encoding: str) -> bytes:
-    """In place of `_codecs.encode`, by which older pickles write bytes."""
-    if encoding != "latin1":
-        raise UnsafeFileError(f"it asks to encode text as {encoding!r}; only latin1 is used for bytes")
-    return text.encode("latin1")
-
-
-class _Pickler(pickle.Pickler):
-    """pickle can't read back what it writes of torch's newer dtypes; with their storage passed off as bytes it can."""
-
-    def reducer_override(self, value: Any) -> Any:
-        if not isinstance(value, torch.Tensor) or value.dtype not in torch.storage._new_dtypes():
-            return NotImplemented
-        storage = torch.storage.TypedStorage(wrap_storage=value.untyped_storage(), dtype=torch.uint8, _internal=True)  # type: ignore[no-untyped-call]
-        place = (value.storage_offset(), tuple(value.shape), value.stride())
-        return torch._utils._rebuild_tensor_v3, (storage, *place, False, OrderedDict(), value.dtype, {})
-
-
-class _Unpickler(pickle.Unpickler):
-    """Admits torch tensors, numpy arrays and plain values; refuses all else by name."""
-
-    _PLAIN = frozenset({"complex", "bytearray", "set", "frozenset"})
-    _NUMPY = frozenset({("multiarray", "_reconstruct"), ("multiarray", "scalar"), ("numeric", "_frombuffer")})
-    _REBUILD = frozenset({"_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_tensor_v3"})
-
-    def find_class(self, module: str, name: str) -> Any:
-        found = self._find(module, name)
-        # a pickle may set attributes of what it gets, so functions come wrapped
-        return functools.partial(found) if isinstance(found, types.FunctionType) else found
-
-    def _find(self, module: str, name: str) -> Any:
-        if (module, name) == ("torch.storage", "_load_from_bytes"):
-            return _safe_storage
-        if (module, name) == ("_codecs", "encode"):
-            return _latin1
-        if module == "torch._utils" and name in self._REBUILD:
-            return functools.partial(_rebuild, super().find_class(module, name))
-        is_plain = (module == "builtins" and name in self._PLAIN) or (module, name) == ("collections", "OrderedDict")
-        package, _, last = module.rpartition(".")
-        is_numpy = (module == "numpy" and name in ("ndarray", "dtype")) or (
-            package in ("numpy.core", "numpy._core") and (last, name) in self._NUMPY
-        )
-        is_torch = (module, name) == ("torch._utils", "_rebuild_parameter") or (
-            module == "torch" and (name == "Size" or isinstance(getattr(torch, name, None), torch.dtype))
-        )
-        if is_plain or is_numpy or is_torch:
-            return super().find_class(module, name)
-        raise UnsafeFileError(f"it asks for {module}.{name}; {_ADMITTED}")
-
-
-@contextlib.contextmanager
-def replacing(folder: Path) -> Iterator[Path]:
-    """A new directory to fill, which takes the place of `folder` at the end: whole, or not at all.
-
-    An earlier checkpoint in `folder` goes; other files in it stay. Two exchanged names make the step atomic on Linux; elsewhere
-    there is an instant in which neither name is there.
-
-    Raises:
-        NotAStoreError: `folder` is a file.
-        StorageError: It can't be written.
-    """
-    folder = folder.resolve()
-    if folder.exists() and not folder.is_dir():
-        raise NotAStoreError(f"{folder} is a file; a checkpoint is a directory")
-    new = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.tmp")
-    try:
-        new.mkdir(parents=True)
-        yield new
-        if folder.exists():
-            _keep_other_files(folder, new)
-            _sync_folder(new)
-            here = _working_folder()
-            _exchange(new, folder)
-            if here is not None and folder in (here, *here.parents):
-                os.chdir(here)  # the same path, in the new directory
-        else:
-            _sync_folder(new)
-            new.rename(folder)
-        _sync_folder(folder.parent)
-    except OSError as error:
-        if isinstance(error, StorageError | StoreNotFoundError):
-            raise
-        raise StorageError(error.errno or errno.EIO, f"can't write checkpoint {folder}: {error}") from error
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
-
-
-def _is_checkpoint_file(name: str, *, is_store: bool) -> bool:
-    is_trajectory = re.fullmatch(r"trajectory_\d+_.*\.(pt|pkl)", name) is not None
-    return is_trajectory or name in (METADATA, *_INDEX_NAMES) or (is_store and name in STORE_NAMES)
-
-
-def _keep_other_files(folder: Path, new: Path) -> None:
-    is_store = (folder / "zarr.json").exists()
-    for path in folder.iterdir():
-        if _is_checkpoint_file(path.name, is_store=is_store):
-            continue
-        if path.is_dir() and not path.is_symlink():
-            shutil.copytree(path, new / path.name, symlinks=True, copy_function=_link)
-            for below, _, _ in os.walk(new / path.name):
-                _sync_folder(Path(below))
-        else:
-            _link(path, new / path.name)
-
-
-def _link(source: "str | Path", target: "str | Path") -> None:
-    try:
-        os.link(source, target, follow_symlinks=False)
-    except OSError:
-        shutil.copy2(source, target, follow_symlinks=False)
-
-
-def _exchange(new: Path, old: Path) -> None:
-    """Exchanges two directories, atomically where the system can."""
-    at_fdcwd, rename_exchange = -100, 2
-    try:
-        rename = ctypes.CDLL(None, use_errno=True).renameat2
-    except (AttributeError, OSError):
-        rename = None
-    if rename is not None and rename(at_fdcwd, os.fsencode(new), at_fdcwd, os.fsencode(old), rename_exchange) == 0:
-        return
-    aside = new.with_name(new.name + ".old")
-    old.rename(aside)
-    try:
-        new.rename(old)
-    except OSError:
-        aside.rename(old)
-        raise
-    shutil.rmtree(aside, ignore_errors=True)
-
-
-def _working_folder() -> Path | None:
-    try:
-        return Path.cwd()
-    except FileNotFoundError:  # it was removed
-        return None
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def is_checkpoint_file(path: Path) -> bool:
+    """Whether something in a directory belongs to the checkpoint there, of any form."""
+    is_trajectory = re.fullmatch(r"trajectory_\d+_.*\.(pt|pkl)", path.name) is not None
+    is_store = path.name in STORE_NAMES and (path.parent / "zarr.json").exists()
+    return is_trajectory or is_store or path.name in (METADATA, *_INDEX_NAMES)
 
 
 def rank_share(count: int, *, local_rank: int, world_size: int) -> slice:

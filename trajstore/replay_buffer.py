@@ -13,14 +13,15 @@ from trajstore.checkpoint import (
     BufferState,
     CheckpointFormat,
     index_dict,
+    is_checkpoint_file,
     rank_share,
     read_entries,
     read_state,
-    replacing,
     write_files,
     write_json,
 )
 from trajstore.errors import ClosedError, InvalidRequestError, NotAStoreError, StoreNotFoundError, TrajectoryNotFoundError
+from trajstore.folders import replacing
 from trajstore.index import TrajectoryInfo
 from trajstore.staging import Staging
 from trajstore.storage import MemoryStorage
@@ -192,7 +193,7 @@ class TrajectoryReplayBuffer:
             if own == target or own in target.parents or target in own.parents:
                 raise InvalidRequestError(f"{folder} is, holds or lies in the buffer's own store {own}; save the checkpoint elsewhere")
         self.store.flush()
-        with replacing(folder) as new:
+        with replacing(folder, is_replaced=is_checkpoint_file) as new:
             generator = self._sampler.state_dict()["generator"]
             state = BufferState(self.trajectory_format, self.store.next_id, self.seed, generator)
             if state.trajectory_format == "zarr":

@@ -27,6 +27,7 @@ from zarr.core.sync import sync
 from zarr.storage import LocalStore
 
 from trajstore.errors import InvalidRequestError, LockedError, NotAStoreError, StorageError
+from trajstore.folders import sync_folder
 
 Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 """uint8[n], not to be written to."""
@@ -142,7 +143,7 @@ class LocalStorage:
             temporary = path.with_name(f".{path.name}.tmp")
             _write_synced(temporary, data)
             temporary.replace(path)
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
 
     def link(self, key: str, source: Storage, source_key: str) -> None:
         if not isinstance(source, LocalStorage):
@@ -211,7 +212,7 @@ class LocalStorage:
             folders = sorted(self._unsynced)
         for folder in folders:
             with contextlib.suppress(FileNotFoundError):
-                _sync_folder(folder)
+                sync_folder(folder)
         with self._mutex:
             self._unsynced.difference_update(folders)
 
@@ -233,14 +234,6 @@ def _write_synced(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class MemoryStorage:

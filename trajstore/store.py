@@ -5,7 +5,6 @@ import contextlib
 import os
 import threading
 import time
-import uuid as uuids
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
@@ -15,10 +14,7 @@ from zarr.abc.store import Store
 
 from trajstore.errors import (
     ClosedError,
-    CorruptionError,
-    FormatVersionError,
     InvalidRequestError,
-    NotAStoreError,
     ReadOnlyError,
     StoreExistsError,
     StoreNotFoundError,
@@ -26,14 +22,14 @@ from trajstore.errors import (
 from trajstore.index import INDEX, PENDING, Index, publish
 from trajstore.layout import Ints
 from trajstore.packing import Packed, prepare
-from trajstore.segment import GROUP, SEGMENTS, delete_segment, group_document, parse_document, to_document, write_segment
+from trajstore.place import create, erase, is_store
+from trajstore.segment import delete_segment, write_segment
 from trajstore.staging import Staging, worth_compacting
 from trajstore.storage import Storage, open_storage
 from trajstore.verify import Fault, find_faults
 from trajstore.view import StoreView
 from trajstore.writer import Batch, Writer
 
-FORMAT_VERSION = 1
 SEGMENT_BYTES = 128 * 1024 * 1024
 QUEUE_BYTES = 1024 * 1024 * 1024
 PUBLISH_INTERVAL_S = 5.0
@@ -71,7 +67,7 @@ def open(  # noqa: A001  named as zarr.open
     if mode not in ("r", "r+", "a", "w", "w-"):
         raise InvalidRequestError(f"mode={mode!r}: expected one of 'r', 'r+', 'a', 'w', 'w-'")
     storage = open_storage(place)
-    exists = _is_store(storage)
+    exists = is_store(storage)
     if not exists and mode in ("r", "r+"):
         raise StoreNotFoundError(f"no store at {storage.location}; mode='a' creates one")
     if exists and mode == "w-":
@@ -81,46 +77,15 @@ def open(  # noqa: A001  named as zarr.open
     storage.lock()
     try:
         if mode == "w" and exists:
-            _erase(storage)
+            erase(storage)
         if mode == "w" or not exists:
-            _create(storage)
+            create(storage)
         return TrajectoryStore(
             storage, read_only=False, segment_bytes=segment_bytes, queue_bytes=queue_bytes, max_trajectories=max_trajectories
         )
     except BaseException:
         storage.unlock()
         raise
-
-
-def _is_store(storage: Storage) -> bool:
-    """Whether there is a store; a place that holds anything else is refused."""
-    try:
-        version = parse_document(storage.read("zarr.json"), where=storage.location)["format_version"]
-    except FileNotFoundError:
-        others = [name for name in storage.list("") if name not in (SEGMENTS, INDEX, "writer.json", "metadata.json") and name[0] != "."]
-        if not others:
-            return False
-        hint = "it looks like a pt or pkl checkpoint: load it with TrajectoryReplayBuffer.load_checkpoint"
-        hint = hint if "trajectory_index.json" in others else "choose an empty or new directory"
-        raise NotAStoreError(f"{storage.location} holds {sorted(others)[0]!r} but no store; {hint}") from None
-    except (CorruptionError, TypeError, KeyError):
-        raise NotAStoreError(f"{storage.location} is a Zarr hierarchy, but no store of trajstore") from None
-    if not isinstance(version, int) or version > FORMAT_VERSION:
-        raise FormatVersionError(
-            f"store {storage.location} has format version {version}; this library reads up to {FORMAT_VERSION}: update trajstore"
-        )
-    return True
-
-
-def _erase(storage: Storage) -> None:
-    for key in ("zarr.json", INDEX, SEGMENTS, "metadata.json"):
-        storage.delete(key)
-
-
-def _create(storage: Storage) -> None:
-    storage.write(f"{SEGMENTS}/zarr.json", to_document(GROUP))
-    publish(storage, Index(), generation=0)
-    storage.replace("zarr.json", group_document({"format_version": FORMAT_VERSION, "uuid": uuids.uuid4().hex}))
 
 
 class TrajectoryStore(StoreView):
