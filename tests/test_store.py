@@ -181,13 +181,31 @@ def test_fast_reads_equal_reads_by_zarr(tmp_path: Path, some: list[Trajectory]) 
 
 
 @pytest.mark.parametrize("threads", ["1", "3"])
-def test_the_number_of_threads_changes_nothing(some: list[Trajectory], monkeypatch: pytest.MonkeyPatch, threads: str) -> None:
+def test_how_work_is_cut_changes_nothing(some: list[Trajectory], monkeypatch: pytest.MonkeyPatch, threads: str) -> None:
     monkeypatch.setenv("TRAJSTORE_THREADS", threads)
+    for limit in ("PIECE_BYTES", "SCRATCH_BYTES", "LARGE_ROW_BYTES"):
+        monkeypatch.setattr(f"trajstore.reader.{limit}", 100)
+    monkeypatch.setattr("trajstore.gather.POOLED_BATCH_BYTES", 0)
     with trajstore.open(MemoryStorage()) as store:
         store.extend(some)
         store.flush()
         assert_same_trajectory(some[1], store.read(1))
-        assert_same(store.sampler(seed=3).sample(20), store.sampler(seed=3, cache_size=4).sample(20))
+        expected = store.sampler(seed=3).sample(20)
+        for cache_size in (2, 4):
+            assert_same(store.sampler(seed=3, cache_size=cache_size).sample(20), expected)
+        monkeypatch.undo()
+        assert_same(store.sampler(seed=3).sample(20), expected)
+
+
+def test_a_cached_window_is_the_same_before_and_after_its_table() -> None:
+    with trajstore.open(MemoryStorage()) as store:
+        store.extend([make(seed=seed, steps=6 + seed % 2) for seed in range(4)])
+        cached, plain = store.sampler(seed=3, cache_size=4), store.sampler(seed=3)
+        for step in range(40):
+            if step == 20:
+                store.append(make(seed=9))
+                store.delete([0])
+            assert_same(cached.sample(5), plain.sample(5))
 
 
 def test_fields_and_parents_of_fields(stored: trajstore.TrajectoryStore, some: list[Trajectory]) -> None:
