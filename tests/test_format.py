@@ -1,6 +1,7 @@
 """FORMAT.md, taken at its word: a store is read with zarr and json alone, and every array with TensorStore."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import tensorstore
 import torch
 import zarr
-from conftest import ALL_DTYPES, assert_same, make, random_tensor
+from conftest import ALL_DTYPES, assert_same, assert_same_trajectory, make, random_tensor
 
 import trajstore
 from trajstore import Trajectory
@@ -130,3 +131,13 @@ def test_keys_that_are_special_elsewhere(tmp_path: Path) -> None:
         assert_same(store.read(0).extras, {"deep": {"er": values}})
     group = zarr.open_group(tmp_path / "store", mode="r")
     assert len([key for key, node in group.members(max_depth=None) if isinstance(node, zarr.Array)]) == 2 * len(keys) + 2
+
+
+def test_a_store_written_by_the_first_version_is_read(tmp_path: Path) -> None:
+    shutil.unpack_archive(Path(__file__).parent / "data" / "format_1.zip", tmp_path)
+    for mode in ("r", "r+"):
+        with trajstore.open(tmp_path, mode=mode) as store:
+            assert store.ids == [0, 2]
+            assert_same_trajectory(make(seed=1, image=40), store.read(0))
+            assert_same_trajectory(make(seed=3, image=40, chunk=4), store.read(2))
+            assert store.verify() == []
