@@ -505,6 +505,37 @@ def test_a_reader_of_deleted_files_finds_the_new_index(tmp_path: Path) -> None:
             reader.read(0)
 
 
+@pytest.mark.parametrize("how", ["clear", "mode w"])
+def test_a_reader_notices_that_ids_have_new_meanings(tmp_path: Path, how: str) -> None:
+    with trajstore.open(tmp_path / "s") as writer:
+        writer.extend([make(seed=1), make(seed=2)])
+    reader = trajstore.open(tmp_path / "s", mode="r")
+    cached, plain = reader.sampler(cache_size=5), reader.sampler()
+    assert_same(cached.sample(8), plain.sample(8))
+    with trajstore.open(tmp_path / "s", mode="w" if how == "mode w" else "a") as writer:
+        writer.clear()
+        writer.extend([make(seed=3), make(seed=4)])
+    reader.refresh()
+    assert reader.ids == [0, 1]
+    assert_same_trajectory(make(seed=3), reader.read(0))
+    expected = trajstore.open(tmp_path / "s", mode="r").sampler(seed=7).sample(30)
+    for sampler in (cached, plain):
+        sampler.seed(7)
+        assert_same(sampler.sample(30), expected)
+
+
+def test_a_broken_store_is_made_anew_by_mode_w(tmp_path: Path) -> None:
+    with trajstore.open(tmp_path / "s") as store:
+        store.append(make())
+    (tmp_path / "s" / "index" / "zarr.json").write_text("{")
+    for mode in ("r", "a"):
+        with pytest.raises(trajstore.CorruptionError, match=r"index/zarr\.json"):
+            trajstore.open(tmp_path / "s", mode=mode)
+    with trajstore.open(tmp_path / "s", mode="w") as store:
+        assert store.append(make(seed=2)) == 0
+        assert_same_trajectory(make(seed=2), store.read(0))
+
+
 def test_info_of_a_trajectory() -> None:
     with trajstore.open(MemoryStorage()) as store:
         store.append(make(steps=4, envs=2, weights="abc_12"))

@@ -212,6 +212,11 @@ class Index:
             known.append(value)
         return number
 
+    def renames(self, before: "Index") -> bool:
+        """Whether an id means another trajectory than it did `before`, as after the contents were replaced."""
+        _, now, then = np.intersect1d(self.column("id"), before.column("id"), return_indices=True)
+        return any((self.column(name)[now] != before.column(name)[then]).any() for name in ("uuid_high", "uuid_low"))
+
     def committed_rows(self) -> Array:
         """A copy of the rows that lie in segments, int64[n, columns]."""
         rows: Array = self._rows[: self._count][self.column("segment") != PENDING]

@@ -14,6 +14,7 @@ from zarr.abc.store import Store
 
 from trajstore.errors import (
     ClosedError,
+    CorruptionError,
     InvalidRequestError,
     ReadOnlyError,
     StoreExistsError,
@@ -76,13 +77,22 @@ def open(  # noqa: A001  named as zarr.open
         return TrajectoryStore(storage, read_only=True)
     storage.lock()
     try:
-        if mode == "w" and exists:
-            erase(storage)
-        if mode == "w" or not exists:
+        if not exists:
             create(storage)
-        return TrajectoryStore(
-            storage, read_only=False, segment_bytes=segment_bytes, queue_bytes=queue_bytes, max_trajectories=max_trajectories
-        )
+        try:
+            store = TrajectoryStore(
+                storage, read_only=False, segment_bytes=segment_bytes, queue_bytes=queue_bytes, max_trajectories=max_trajectories
+            )
+        except CorruptionError:
+            if mode != "w":
+                raise
+            erase(storage)
+            create(storage)
+            store = TrajectoryStore(storage, read_only=False, segment_bytes=segment_bytes, queue_bytes=queue_bytes)
+        if mode == "w":
+            store.clear()  # segment numbers go on, so that readers do not take new ones for old ones
+            storage.delete("metadata.json")
+        return store
     except BaseException:
         storage.unlock()
         raise

@@ -277,9 +277,9 @@ class StoreView:
                 index.extend(segment.info.entries, segment=number, schema=segment.info.schema)
             index.next_segment = number + 1
         with self._lock:
-            changed = not np.array_equal(index.committed_rows(), self._index.committed_rows())
+            self._version += not np.array_equal(index.committed_rows(), self._index.committed_rows())
+            self._epoch += index.renames(self._index)
             self._index, self._generation = index, generation
-            self._version += changed
 
     def _segment_numbers(self) -> Iterator[int]:
         return (int(name) for name in self.storage.list(SEGMENTS) if name.isascii() and name.isdigit())
