@@ -14,8 +14,10 @@ README = Path(__file__).parents[1] / "README.md"
 
 def test_the_session_gives_the_output_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    failed, attempted = doctest.testfile(str(README), module_relative=False)
-    assert (failed, attempted > 5) == (0, True)
+    (session,) = re.findall(r"```python\n(>>> .*?)```", README.read_text(), re.DOTALL)
+    test = doctest.DocTestParser().get_doctest(session, {}, "README", str(README), 0)
+    results = doctest.DocTestRunner().run(test)
+    assert (results.failed, results.attempted) == (0, session.count(">>>"))
 
 
 def test_the_drop_in_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
