@@ -143,25 +143,19 @@ class Cache:
         """Bytes of the rings."""
         return sum(array.nbytes for ring in self._rings.values() for array in ring.source.arrays.values())
 
-    def update(self, selection: Selection, *, epoch: int, locate: Locate) -> None:
-        """Makes the cache hold the newest trajectories of a selection; `epoch` changes when ids get new meanings."""
-        if epoch != self._epoch:
+    def update(self, selection: Selection, *, locate: Locate) -> None:
+        """Makes the cache hold the newest trajectories of a selection."""
+        if selection.epoch != self._epoch:
             self.clear()
-            self._epoch = epoch
+            self._epoch = selection.epoch
         first = self._first_wanted(selection)
         ids = selection.ids.tolist()
         self._forget(set(ids[first:]))
-        missing = []
-        for row in range(first, len(ids)):
-            ring = self._ring(selection, row, count=len(ids) - first)
-            if ids[row] not in ring.slots:
-                ring.place(ids[row], _need(selection.places, row))
-                missing.append(row)
         try:
-            for run in self._runs(selection, missing):
+            for run in self._runs(selection, self._place(selection, first)):
                 self._load(selection, run, locate)
         except BaseException:
-            self.clear()
+            self.clear()  # room that was made may not have been filled
             raise
         self._note_places(selection, first)
 
@@ -191,6 +185,17 @@ class Cache:
             expected = min(self._max_trajectories, max(2 * count, 16)) if self._max_bytes is None else count
             ring = self._rings[schema] = _Ring(schema, _need(selection.places, row) * expected)
         return ring
+
+    def _place(self, selection: Selection, first: int) -> list[int]:
+        """Makes room for the rows from `first` on that are not cached; returns them."""
+        missing = []
+        ids = selection.ids.tolist()
+        for row in range(first, len(ids)):
+            ring = self._ring(selection, row, count=len(ids) - first)
+            if ids[row] not in ring.slots:
+                ring.place(ids[row], _need(selection.places, row))
+                missing.append(row)
+        return missing
 
     def _runs(self, selection: Selection, rows: Sequence[int]) -> list[list[int]]:
         """Rows of a selection in groups that follow one another both in their segment and in the ring, to be read at once."""

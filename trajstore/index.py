@@ -68,6 +68,7 @@ class Selection:
         schemas: Entries of `known_schemas`.
         places: Where they begin in their segments.
         known_schemas: The index's schemas.
+        epoch: Changes with what ids mean; see `Index.renames`.
     """
 
     ids: Ints
@@ -75,6 +76,7 @@ class Selection:
     schemas: Ints
     places: Places
     known_schemas: tuple[Schema, ...]
+    epoch: int = 0
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -87,6 +89,10 @@ class Selection:
     @cached_property
     def num_samples(self) -> int:
         return int(self.ends[-1]) if len(self) else 0
+
+    def holds_what(self, other: "Selection") -> bool:
+        """Whether it is about the same trajectories, wherever they lie."""
+        return self.epoch == other.epoch and np.array_equal(self.ids, other.ids)
 
     @cached_property
     def is_uniform(self) -> bool:
@@ -140,12 +146,12 @@ class Index:
         at = np.minimum(np.searchsorted(known, wanted), self._count - 1)
         return np.where(known[at] == wanted, self._order[at], -1)
 
-    def select(self, positions: Any) -> Selection:
+    def select(self, positions: Any, *, epoch: int) -> Selection:
         """Copies rows out; `positions` is int64[n] or a slice."""
         rows = self._rows[: self._count][positions]
         columns = {name: np.ascontiguousarray(rows[:, number]) for name, number in _COLUMN.items()}
         places = Places(**{name: columns[name] for name in Places.__dataclass_fields__})
-        return Selection(columns["id"], columns["segment"], columns["schema"], places, tuple(self.schemas))
+        return Selection(columns["id"], columns["segment"], columns["schema"], places, tuple(self.schemas), epoch)
 
     def info(self, position: int) -> TrajectoryInfo:
         row = dict(zip(COLUMNS, self._rows[position].tolist(), strict=True))

@@ -1,6 +1,7 @@
 """What is at a place: a store, nothing, or something else."""
 
 import uuid as uuids
+from collections.abc import Iterator
 
 from trajstore.errors import CorruptionError, FormatVersionError, NotAStoreError
 from trajstore.index import INDEX, Index, publish
@@ -20,12 +21,12 @@ def is_store(storage: Storage) -> bool:
     try:
         version = parse_document(storage.read("zarr.json"), where=storage.location)["format_version"]
     except FileNotFoundError:
-        others = [name for name in storage.list("") if name not in (SEGMENTS, INDEX, "writer.json", "metadata.json") and name[0] != "."]
+        others = sorted(_other_names(storage))
         if not others:
             return False
         hint = "it looks like a pt or pkl checkpoint: load it with TrajectoryReplayBuffer.load_checkpoint"
         hint = hint if "trajectory_index.json" in others else "choose an empty or new directory"
-        raise NotAStoreError(f"{storage.location} holds {sorted(others)[0]!r} but no store; {hint}") from None
+        raise NotAStoreError(f"{storage.location} holds {others[0]!r} but no store; {hint}") from None
     except (CorruptionError, TypeError, KeyError):
         raise NotAStoreError(f"{storage.location} is a Zarr hierarchy, but no store of trajstore") from None
     if not isinstance(version, int) or version > FORMAT_VERSION:
@@ -41,8 +42,18 @@ def erase(storage: Storage) -> None:
         storage.delete(key)
 
 
+def _other_names(storage: Storage) -> Iterator[str]:
+    """What is at a place besides the remains of a store that was not made, or not erased, to the end."""
+    for name in storage.list(""):
+        if name in (SEGMENTS, INDEX):
+            yield from (f"{name}/{below}" for below in storage.list(name) if not (below.isdigit() or "zarr.json" in below))
+        elif name not in ("writer.json", "metadata.json") and not name.startswith("."):
+            yield name
+
+
 def create(storage: Storage) -> None:
-    """Makes an empty store; it is one from the last write on."""
+    """Makes an empty store; it is one from the last write on. Remains of another are removed first."""
+    erase(storage)
     storage.write(f"{SEGMENTS}/zarr.json", to_document(GROUP))
     publish(storage, Index(), generation=0)
     storage.replace("zarr.json", group_document({"format_version": FORMAT_VERSION, "uuid": uuids.uuid4().hex}))

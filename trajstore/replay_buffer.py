@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -90,6 +91,7 @@ class TrajectoryReplayBuffer:
         if len(self.store):
             logger.warning("%s holds %d trajectories already; they are part of the buffer", place, len(self.store))
         self._added = len(self.store)
+        self._counting = threading.Lock()
         self._sampler = self.store.sampler(window=window, seed=seed, cache_size=cache_size if enable_cache else 0, cache_bytes=cache_bytes)
 
     # ---- contents
@@ -153,7 +155,9 @@ class TrajectoryReplayBuffer:
             StorageError: An earlier one could not be written.
             ClosedError: The buffer was closed.
         """
-        self._added += len(self.store.extend(trajectories or []))
+        count = len(self.store.extend(trajectories or []))
+        with self._counting:
+            self._added += count
 
     def sample(self, num_chunks: int = 0, *, fields: Sequence[str] | str | None = None) -> dict[str, Any]:
         """Draws transitions uniformly from the window; see `Sampler.sample`.

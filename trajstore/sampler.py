@@ -1,7 +1,9 @@
 """What to draw, and from which trajectories: a window, a seed, a batch."""
 
 import logging
+import os
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -17,6 +19,8 @@ from trajstore.reader import Group, Source
 
 logger = logging.getLogger(__name__)
 
+MAX_ATTEMPTS = 20
+"""Reads that are tried while trajectories are being moved under them."""
 TABLE_AFTER = 8
 """Once an eighth of a cached window was drawn since it changed, the rows of all its samples are worth a table."""
 
@@ -27,10 +31,6 @@ class Trajectories(Protocol):
     @property
     def version(self) -> int:
         """Changes whenever a selection may be out of date."""
-
-    @property
-    def epoch(self) -> int:
-        """Changes when ids get new meanings."""
 
     def newest(self, count: int) -> Selection:
         """The newest trajectories, oldest first; 0: all."""
@@ -43,6 +43,9 @@ class Trajectories(Protocol):
 
     def moved(self, version: int) -> bool:
         """Called when an object was not found: whether the index has changed since `version`, which explains it."""
+
+
+_samplers: "weakref.WeakSet[Sampler]" = weakref.WeakSet()
 
 
 class Sampler:
@@ -76,6 +79,7 @@ class Sampler:
         self._tables: dict[Schema, RowTable] = {}
         self._num_drawn = 0
         self._has_warned = False
+        _samplers.add(self)
 
     def seed(self, seed: int | None) -> None:
         """Starts the generator anew."""
@@ -118,18 +122,18 @@ class Sampler:
         if count < 1:
             raise InvalidRequestError(f"asked for {count} transitions; ask for at least 1")
         with self._lock:
-            samples: Ints | None = None
-            ids: Ints | None = None
-            while True:
+            drawn: tuple[Ints, Selection] | None = None
+            for attempt in range(1, MAX_ATTEMPTS + 1):
                 try:
                     selection = self._current()
-                    if samples is None or ids is None or not np.array_equal(ids, selection.ids):
-                        samples, ids = self._draw(selection, count), selection.ids
-                    return self._gather(selection, samples, fields)
+                    if drawn is None or not selection.holds_what(drawn[1]):
+                        drawn = self._draw(selection, count), selection
+                    return self._gather(selection, drawn[0], fields)
                 except FileNotFoundError as error:  # trajectories were moved; where the same are there still, so are the draws
                     version, self._version = self._version, -1
-                    if not self._source.moved(version):
+                    if not self._source.moved(version) or attempt == MAX_ATTEMPTS:
                         raise CorruptionError(f"an object of the store is gone: {error}") from error
+            raise AssertionError("the last attempt returns or raises")
 
     @property
     def num_cached(self) -> int:
@@ -141,6 +145,11 @@ class Sampler:
         with self._lock:
             self.cache.clear()
             self._version = -1
+
+    def _after_fork(self) -> None:
+        """A forked child has no thread that would give the lock back, or finish the cache."""
+        self._lock = threading.RLock()
+        self.clear_cache()
 
     def _draw(self, selection: Selection, count: int) -> Ints:
         """Uniform draws with replacement: one `torch.randint` over all samples of the window, as RLinf 0.3.0 does."""
@@ -183,7 +192,7 @@ class Sampler:
             self._selection = selection = self._source.newest(self.window)
             self._resolved, self._tables, self._num_drawn = {}, {}, 0
             if self._cache_size:
-                self.cache.update(selection, epoch=self._source.epoch, locate=lambda row: self._source.locate(selection, row))
+                self.cache.update(selection, locate=lambda row: self._source.locate(selection, row))
         return self._selection
 
     def _resolve(self, selection: Selection, fields: Sequence[str] | str | None) -> Schema:
@@ -211,3 +220,12 @@ def split_samples(selection: Selection, samples: Ints) -> tuple[Ints, Ints, Ints
         local = samples - selection.ends[which] + places.num_steps[which] * num_envs
     steps = local // num_envs
     return which, steps, local - steps * num_envs
+
+
+def _after_fork() -> None:
+    for sampler in list(_samplers):
+        sampler._after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trajstore.index import Selection
+from trajstore.index import PENDING, Selection
 from trajstore.layout import Ints, Schema
 from trajstore.packing import Packed
 from trajstore.segment import Entry, delete_segment, link_segment, write_segment
@@ -95,13 +95,13 @@ class Staging:
 
 
 def worth_compacting(view: StoreView, selection: Selection, *, segment_bytes: int) -> Ints:
-    """Rows of a selection of all committed trajectories that compaction rewrites, int64[n].
+    """Rows of a selection of all trajectories that compaction rewrites, int64[n].
 
     These are the trajectories of segments that are mostly dead, and of small ones where several have the same schema.
     """
     small: dict[Schema, list[int]] = defaultdict(list)
     chosen = []
-    for number in np.unique(selection.segments).tolist():
+    for number in np.unique(selection.segments[selection.segments != PENDING]).tolist():
         info = view.segment(number).info
         live = int(np.count_nonzero(selection.segments == number))
         if live * 2 < len(info.entries):

@@ -11,6 +11,7 @@ import errno
 import json
 import mmap
 import os
+import resource
 import shutil
 import socket
 import threading
@@ -33,7 +34,7 @@ Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 """uint8[n], not to be written to."""
 
 MAX_MAPS = 4096
-"""Files mapped at a time; the kernel's limit is 65,530 a process."""
+"""Files mapped at a time; fewer where a process may have few descriptors, since a map keeps one."""
 MAX_REQUESTS = 64
 """Byte-range reads in flight at a time, for stores that are not local."""
 
@@ -88,6 +89,9 @@ class Storage(Protocol):
     def unlock(self) -> None:
         """Stops being the writer."""
 
+    def after_fork(self) -> None:
+        """In a forked child: no lock of this object is held by a thread that is not there."""
+
 
 class LocalStorage:
     """A directory. Reads come from memory maps; writes are synced to the disk."""
@@ -122,7 +126,7 @@ class LocalStorage:
             view = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b"", np.uint8)
         with self._mutex:
             self._maps[key] = view
-            if len(self._maps) > MAX_MAPS:
+            while len(self._maps) > min(MAX_MAPS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2):
                 self._maps.popitem(last=False)
         return view
 
@@ -149,7 +153,7 @@ class LocalStorage:
         if not isinstance(source, LocalStorage):
             self.write(key, source.read(source_key))
             return
-        with self._as_storage_error("write", key):
+        with self._as_storage_error("link", key):
             path = self._prepare(key)
             path.unlink(missing_ok=True)
             try:
@@ -190,6 +194,9 @@ class LocalStorage:
                 (self.root / "writer.json").unlink()
             self._lock.release()
             self._lock = None
+
+    def after_fork(self) -> None:
+        self._mutex = threading.Lock()
 
     def _holder(self) -> str:
         try:
@@ -280,6 +287,9 @@ class MemoryStorage:
     def unlock(self) -> None:
         pass
 
+    def after_fork(self) -> None:
+        pass
+
 
 class ZarrStorage:
     """Any Zarr store (zip, fsspec, object stores), read by byte ranges, many at a time."""
@@ -340,6 +350,9 @@ class ZarrStorage:
         pass
 
     def unlock(self) -> None:
+        pass
+
+    def after_fork(self) -> None:
         pass
 
 

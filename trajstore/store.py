@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import logging
 import os
 import threading
 import time
@@ -20,7 +21,7 @@ from trajstore.errors import (
     StoreExistsError,
     StoreNotFoundError,
 )
-from trajstore.index import INDEX, PENDING, Index, publish
+from trajstore.index import INDEX, Index, publish
 from trajstore.layout import Ints
 from trajstore.packing import Packed, prepare
 from trajstore.place import create, erase, is_store
@@ -30,6 +31,8 @@ from trajstore.storage import Storage, open_storage
 from trajstore.verify import Fault, find_faults
 from trajstore.view import StoreView
 from trajstore.writer import Batch, Writer
+
+logger = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 128 * 1024 * 1024
 QUEUE_BYTES = 1024 * 1024 * 1024
@@ -118,13 +121,16 @@ class TrajectoryStore(StoreView):
         self._segment_bytes = segment_bytes
         self._max_trajectories = max_trajectories
         self._publishing = threading.Lock()
+        self._changing = threading.RLock()  # held by what changes more than the newest end: staging, deletion, compaction
         self._writing: set[int] = set()
         self._committed = set(np.unique(self._index.column("segment")).tolist())
         self._is_published = True
         self._published_at = time.monotonic()
         self._closed = False
         self._pid = os.getpid()
-        self._writer = Writer(self._commit, lock=self._lock, segment_bytes=segment_bytes, queue_bytes=queue_bytes)
+        self._writer = Writer(
+            self._commit, after_commit=self._settle, lock=self._lock, segment_bytes=segment_bytes, queue_bytes=queue_bytes
+        )
         if not read_only:
             self._remove_leftovers()
             self._limit()
@@ -188,11 +194,13 @@ class TrajectoryStore(StoreView):
         with self._lock:
             self._committed.add(number)
             gone = self._index.place(info.entries, segment=number)
+            self._is_published = self._is_published and not gone  # what was deleted meanwhile must not come back on recovery
             self._writing.discard(number)
             self._version += 1
-            # what was deleted meanwhile must not come back on recovery
-            is_due = gone or not self._is_published or time.monotonic() - self._published_at > PUBLISH_INTERVAL_S
-        if is_due:
+
+    def _settle(self) -> None:
+        """Publishes the index if it is due; runs on the writer's thread after a commit."""
+        if not self._is_published or time.monotonic() - self._published_at > PUBLISH_INTERVAL_S:
             self._publish()
 
     def _take_number(self) -> int:
@@ -223,8 +231,17 @@ class TrajectoryStore(StoreView):
                 self._committed -= dead
                 for number in dead:
                     self._segments.pop(number, None)
-            for number in dead:
+            self._delete_segments(dead)
+
+    def _delete_segments(self, numbers: set[int]) -> None:
+        """Deletes segments that no index lists. What can't be deleted now is tried again with the next publication."""
+        for number in sorted(numbers):
+            try:
                 delete_segment(self.storage, number)
+            except OSError as error:
+                logger.warning("segment %d is not needed any more, but can't be deleted now: %s", number, error)
+                with self._lock:
+                    self._committed.add(number)
 
     def flush(self) -> None:
         """Returns when all that was added is durable.
@@ -271,6 +288,11 @@ class TrajectoryStore(StoreView):
         """Raises what went wrong in the background since the last call, if anything did."""
         self._writer.check()
 
+    def _after_fork(self) -> None:
+        super()._after_fork()
+        self._writer.forget_thread(self._lock)
+        self._publishing, self._changing = threading.Lock(), threading.RLock()
+
     def _owns_writer(self) -> bool:
         return not self.read_only and os.getpid() == self._pid
 
@@ -286,16 +308,18 @@ class TrajectoryStore(StoreView):
 
     # ---- reading what is not written yet
 
-    def _pending(self, trajectory_id: int) -> Packed:
+    def _pending(self, trajectory_id: int, epoch: int) -> Packed:
         with self._lock:
             try:
-                return self._writer.pending(trajectory_id)
+                if epoch == self._epoch:
+                    return self._writer.pending(trajectory_id)
+                raise KeyError(trajectory_id)
             except KeyError:
                 raise FileNotFoundError(f"trajectory {trajectory_id} was committed or deleted meanwhile") from None
 
     def refresh(self) -> None:
         """Sees what a writer in another process has committed or deleted since. A writer knows already."""
-        if self.read_only:
+        if not self._owns_writer():
             super().refresh()
 
     # ---- deleting, linking, tidying
@@ -307,18 +331,20 @@ class TrajectoryStore(StoreView):
             TrajectoryNotFoundError: One is not in the store; none is deleted then.
         """
         self.check_writable()
-        with self._lock:
-            self._remove(self._index.find(trajectory_ids))
-        self._publish()
+        with self._changing:
+            with self._lock:
+                self._remove(self._index.find(trajectory_ids))
+            self._writer.settle()
+            self._publish()
 
     def keep_last(self, count: int) -> None:
         """Deletes all but the newest trajectories."""
         if count < 0:
             raise InvalidRequestError(f"keep_last({count}): expected 0 or more")
-        with self._lock:
+        with self._changing:
             surplus = self.ids[: max(0, len(self) - count)]
-        if surplus:
-            self.delete(surplus)
+            if surplus:
+                self.delete(surplus)
 
     def clear(self) -> None:
         """Deletes everything; ids start at 0 again."""
@@ -334,9 +360,15 @@ class TrajectoryStore(StoreView):
 
         Returns:
             Their new ids.
+
+        Raises:
+            TrajectoryNotFoundError: One is not in the other store; none is taken then.
+            InvalidRequestError: An id is named twice.
         """
         with self.staging() as staging:
             wanted = other.ids if ids is None else list(ids)
+            if len(set(wanted)) != len(wanted):
+                raise InvalidRequestError(f"ids={wanted}: a trajectory is named twice")
             with self._lock:
                 new_ids = list(range(self._index.next_id, self._index.next_id + len(wanted)))
                 self._index.next_id += len(wanted)
@@ -352,17 +384,28 @@ class TrajectoryStore(StoreView):
             next_id: The id that the next trajectory gets at the least.
         """
         self.check_writable()
-        staging = Staging(self.storage, self._take_number, self._segment_bytes)
-        try:
-            yield staging
-            staging.write()
-        except BaseException:
-            staging.abandon()
-            raise
+        with self._changing:
+            staging = Staging(self.storage, self._take_number, self._segment_bytes)
+            try:
+                yield staging
+                staging.write()
+            except BaseException:
+                staging.abandon()
+                raise
+            before = self._adopt(staging, replace_contents=replace_contents, next_id=next_id)
+            try:
+                self._publish()
+            except BaseException:
+                self._take_back(staging, before if replace_contents else None)
+                raise
+
+    def _adopt(self, staging: Staging, *, replace_contents: bool, next_id: int) -> Index:
+        """Puts what was staged into the index, in memory; returns the index before."""
         with self._lock:
-            before = self._index
             if replace_contents:
                 self._writer.discard_all()
+            before = self._index
+            if replace_contents:
                 self._index = Index()
                 self._index.next_segment = before.next_segment
                 self._epoch += 1
@@ -372,11 +415,7 @@ class TrajectoryStore(StoreView):
             self._limit()
             self._committed.update(staging.numbers)
             self._version += 1
-        try:
-            self._publish()
-        except BaseException:
-            self._take_back(staging, before if replace_contents else None)
-            raise
+            return before
 
     def _take_back(self, staging: Staging, before: Index | None) -> None:
         """Undoes what could not be published; `before`: what it had replaced."""
@@ -399,24 +438,25 @@ class TrajectoryStore(StoreView):
         """
         self.flush()
         self.check_writable()
-        selection = self.newest(0)
-        selection = self.select(selection.ids[selection.segments != PENDING])
-        chosen = worth_compacting(self, selection, segment_bytes=self._segment_bytes)
-        staging = Staging(self.storage, self._take_number, self._segment_bytes)
-        try:
-            for row in chosen.tolist():
-                staging.add(int(selection.ids[row]), self.packed(selection, row))
-            staging.write()
-        except BaseException:
-            staging.abandon()
-            raise
-        with self._lock:
-            for number in staging.numbers:
-                self._index.place([row.entry for row in staging.rows if row.segment == number], segment=number)
-            self._committed.update(staging.numbers)
-            self._version += 1
-        self._publish()
-        return len(np.unique(selection.segments[chosen]))
+        with self._changing:
+            selection = self.newest(0)
+            chosen = worth_compacting(self, selection, segment_bytes=self._segment_bytes)
+            staging = Staging(self.storage, self._take_number, self._segment_bytes)
+            try:
+                for row in chosen.tolist():
+                    with contextlib.suppress(FileNotFoundError):  # deleted meanwhile, by the limit; else reading it says so
+                        staging.add(int(selection.ids[row]), self.packed(selection, row))
+                staging.write()
+            except BaseException:
+                staging.abandon()
+                raise
+            with self._lock:
+                for number in staging.numbers:
+                    self._index.place([row.entry for row in staging.rows if row.segment == number], segment=number)
+                self._committed.update(staging.numbers)
+                self._version += 1
+            self._publish()
+            return len(np.unique(selection.segments[chosen]))
 
     def verify(self, *, quick: bool = False) -> list[Fault]:
         """Compares what is stored with its checksums; `quick` compares sizes and indexes only. Returns what is wrong."""
@@ -440,4 +480,7 @@ class TrajectoryStore(StoreView):
 def _close_all() -> None:
     """Writes what is queued when the interpreter ends."""
     for store in list(_open_stores):
-        store.close()
+        try:
+            store.close()
+        except Exception:
+            logger.exception("%r could not be written at the end", store)

@@ -70,6 +70,9 @@ FLAG_FIELDS = frozenset({"dones", "terminations", "truncations"})
 MAX_COUNT_DIGITS = 18
 """Of an update count in a weights id: what surely fits int64."""
 
+MAX_PATH_BYTES = 400
+MAX_DEPTH = 50
+"""Of values kept aside."""
 MAX_KEY_BYTES = 80
 """Percent-encoded at worst to 240, which every file system takes as a name."""
 
@@ -218,6 +221,8 @@ def _leaves_below(path: str, values: Mapping[Any, Any]) -> Iterator[tuple[str, A
     for key, value in values.items():
         _check_key(path, key)
         below = f"{path}/{key}"
+        if len(below.encode()) > MAX_PATH_BYTES:
+            raise InvalidTrajectoryError(f"field {path[:60]!r}...: keys are nested too deeply; a path holds at most {MAX_PATH_BYTES} bytes")
         if isinstance(value, Mapping) and value:
             yield from _leaves_below(below, value)
         else:
@@ -255,19 +260,21 @@ def _from_numpy(path: str, array: np.ndarray[Any, Any]) -> torch.Tensor:
     return torch.from_numpy(native if native.flags.writeable else native.copy())
 
 
-def _to_json(path: str, value: Any) -> Json:
+def _to_json(path: str, value: Any, depth: int = 0) -> Json:
     """A value kept aside, as JSON; see FORMAT.md."""
+    if depth > MAX_DEPTH:
+        raise InvalidTrajectoryError(f"field {path!r}: its values are nested more than {MAX_DEPTH} deep")
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or isinstance(value, bool | str) or type(value) is int or (type(value) is float and math.isfinite(value)):
         return value
     if isinstance(value, list):
-        return [_to_json(path, item) for item in value]
+        return [_to_json(path, item, depth + 1) for item in value]
     if isinstance(value, Mapping):
-        return {"$dict": [[_to_json(path, key), _to_json(path, item)] for key, item in value.items()]}
+        return {"$dict": [[_to_json(path, key, depth + 1), _to_json(path, item, depth + 1)] for key, item in value.items()]}
     if type(value) in _TO_TAG:
         tag, convert = _TO_TAG[type(value)]
-        return {tag: _to_json(path, convert(value))}
+        return {tag: _to_json(path, convert(value), depth + 1)}
     tensor = _as_tensor(path, value)
     if tensor is None:
         raise UnsupportedTypeError(

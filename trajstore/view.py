@@ -1,6 +1,8 @@
 """Reading a store: its index, its trajectories, its transitions. What `TrajectoryStore` adds is writing."""
 
+import os
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -13,12 +15,13 @@ from trajstore.index import PENDING, Index, Selection, TrajectoryInfo, read_inde
 from trajstore.layout import Field, Ints, Places
 from trajstore.packing import Header, Packed, unpack
 from trajstore.reader import Group, MemorySource, SegmentSource, Source, empty_arrays, read_arrays
-from trajstore.sampler import Sampler
+from trajstore.sampler import MAX_ATTEMPTS, Sampler
 from trajstore.segment import SEGMENTS, Segment
 from trajstore.storage import Storage
 from trajstore.trajectory import Json, Trajectory
 
 MAX_OPEN_SEGMENTS = 4096
+_views: "weakref.WeakSet[StoreView]" = weakref.WeakSet()
 T = TypeVar("T")
 
 
@@ -53,6 +56,12 @@ class StoreView:
         self._version = 0
         self._epoch = 0
         self._load_index()
+        _views.add(self)
+
+    def _after_fork(self) -> None:
+        """A forked child has no thread that would give the lock back."""
+        self._lock = threading.RLock()
+        self.storage.after_fork()
 
     def __len__(self) -> int:
         return len(self._index)
@@ -146,7 +155,7 @@ class StoreView:
 
     def _described(self, selection: Selection, row: int) -> tuple[Header, dict[str, Json]]:
         number, trajectory_id = int(selection.segments[row]), int(selection.ids[row])
-        described = self._pending(trajectory_id) if number == PENDING else self.segment(number).entry(trajectory_id)
+        described = self._pending(trajectory_id, selection.epoch) if number == PENDING else self.segment(number).entry(trajectory_id)
         return described.header, described.aside
 
     def gather(self, trajectory_ids: Any, steps: Any, envs: Any, *, fields: Sequence[str] | str | None = None) -> dict[str, Any]:
@@ -189,13 +198,14 @@ class StoreView:
 
     def _retrying(self, read: Callable[[], T]) -> T:
         """Calls `read`, again if a trajectory was moved meanwhile."""
-        while True:
+        for attempt in range(1, MAX_ATTEMPTS + 1):
             version = self._version
             try:
                 return read()
             except FileNotFoundError as error:
-                if not self.moved(version):
+                if not self.moved(version) or attempt == MAX_ATTEMPTS:
                     raise CorruptionError(f"{self.storage.location}: an object of the store is gone: {error}") from error
+        raise AssertionError("the last attempt returns or raises")
 
     def sampler(self, *, window: int = 0, seed: int | None = 0, cache_size: int = 0, cache_bytes: int | None = None) -> Sampler:
         """Draws uniformly from the newest trajectories; see `Sampler`."""
@@ -204,19 +214,19 @@ class StoreView:
     def select(self, trajectory_ids: Sequence[int] | Ints) -> Selection:
         """These trajectories as a selection, in this order; `TrajectoryNotFoundError` if one is not in the store."""
         with self._lock:
-            return self._index.select(self._index.find(trajectory_ids))
+            return self._index.select(self._index.find(trajectory_ids), epoch=self._epoch)
 
     def newest(self, count: int) -> Selection:
         """The newest trajectories as a selection, oldest first; 0: all."""
         with self._lock:
-            return self._index.select(slice(-count if count else None, None))
+            return self._index.select(slice(-count if count else None, None), epoch=self._epoch)
 
     def locate(self, selection: Selection, row: int) -> tuple[Source, Places]:
         """The source that holds a trajectory of a selection, and its place there."""
         number = int(selection.segments[row])
         if number != PENDING:
             return SegmentSource(self.segment(number)), selection.places[row : row + 1]
-        packed = self._pending(int(selection.ids[row]))
+        packed = self._pending(int(selection.ids[row]), selection.epoch)
         return MemorySource(packed.schema, packed.arrays), packed.header.places
 
     def groups(self, selection: Selection, which: Ints, *, steps: Ints, envs: Ints) -> list[Group]:
@@ -233,7 +243,7 @@ class StoreView:
             groups.append(Group(source, draws if len(starts) > 1 else None, places, steps[draws], envs[draws]))
         return groups
 
-    def _pending(self, trajectory_id: int) -> Packed:
+    def _pending(self, trajectory_id: int, epoch: int) -> Packed:  # noqa: ARG002  a writer's store has some
         """A trajectory that is in memory; `FileNotFoundError` if it is not, or no longer."""
         raise FileNotFoundError(f"trajectory {trajectory_id} is in no segment")
 
@@ -283,3 +293,12 @@ class StoreView:
 
     def _segment_numbers(self) -> Iterator[int]:
         return (int(name) for name in self.storage.list(SEGMENTS) if name.isascii() and name.isdigit())
+
+
+def _after_fork() -> None:
+    for view in list(_views):
+        view._after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

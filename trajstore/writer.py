@@ -11,6 +11,10 @@ Batch: TypeAlias = Sequence[tuple[int, Packed]]
 """Trajectories (id, packed) of one schema."""
 
 
+IDLE_S = 5.0
+"""The thread ends after so long without work; the next trajectory starts one."""
+
+
 class Writer:
     """Commits queued trajectories in order, in groups of one schema.
 
@@ -19,13 +23,23 @@ class Writer:
 
     Args:
         commit: Makes a batch durable; called on the thread.
+        after_commit: What is to be done once it is; a failure is raised as one of `commit` is, but the batch is not tried again.
         lock: Guards the queue; shared with the owner, so that queue and index change together.
         segment_bytes: Raw bytes of a group; at least one trajectory is taken.
         queue_bytes: Raw bytes that the queue may hold before `put` waits.
     """
 
-    def __init__(self, commit: Callable[[Batch], None], *, lock: threading.RLock, segment_bytes: int, queue_bytes: int) -> None:
+    def __init__(
+        self,
+        commit: Callable[[Batch], None],
+        *,
+        after_commit: Callable[[], None],
+        lock: threading.RLock,
+        segment_bytes: int,
+        queue_bytes: int,
+    ) -> None:
         self._commit = commit
+        self._after_commit = after_commit
         self._changed = threading.Condition(lock)
         self._segment_bytes = segment_bytes
         self._queue_bytes = queue_bytes
@@ -65,6 +79,10 @@ class Writer:
             self._changed.notify_all()
             return trajectory_id
 
+    def forget_thread(self, lock: threading.RLock) -> None:
+        """In a forked child, which has neither the thread nor whoever holds the old lock: the queue can be read under a new one."""
+        self._changed, self._thread, self._is_committing = threading.Condition(lock), None, False
+
     def _start(self) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="trajstore-writer", daemon=True)
@@ -79,6 +97,12 @@ class Writer:
         """Empties the queue and waits for the commit that runs, so that ids may be given anew afterwards."""
         with self._changed:
             self._drop(list(self._queue))
+            self.settle()
+            self._drop(list(self._queue))  # what was added meanwhile goes as well
+
+    def settle(self) -> None:
+        """Waits for the commit that runs, if one does."""
+        with self._changed:
             while self._is_committing:
                 self._changed.wait()
 
@@ -111,9 +135,7 @@ class Writer:
     def _run(self) -> None:
         while True:
             with self._changed:
-                while self._thread is threading.current_thread() and (not self._queue or self._failure is not None):
-                    self._changed.wait()
-                if self._thread is not threading.current_thread():
+                if not self._wait_for_work():
                     return
                 batch = self._next_batch()
                 self._is_committing = True
@@ -123,9 +145,31 @@ class Writer:
             except BaseException as error:  # noqa: BLE001  raised in the caller's thread by check
                 failure = error
             with self._changed:
-                self._is_committing = False
+                self._is_committing = failure is None
                 self._failure = failure
                 self._drop([] if failure else [trajectory_id for trajectory_id, _ in batch])
+            if failure is None:
+                self._finish()
+
+    def _wait_for_work(self) -> bool:
+        """Whether there is a batch; not if the thread was stopped, or idle for long, so that a store nobody refers to can go."""
+        while self._thread is threading.current_thread():
+            if self._queue and self._failure is None:
+                return True
+            if not self._changed.wait(IDLE_S) and not self._queue:
+                self._thread = None
+        return False
+
+    def _finish(self) -> None:
+        failure: BaseException | None = None
+        try:
+            self._after_commit()
+        except BaseException as error:  # noqa: BLE001  raised in the caller's thread by check
+            failure = error
+        with self._changed:
+            self._is_committing = False
+            self._failure = failure
+            self._changed.notify_all()
 
     def _next_batch(self) -> Batch:
         batch: list[tuple[int, Packed]] = []
