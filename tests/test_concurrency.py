@@ -3,6 +3,7 @@
 import gc
 import os
 import resource
+import shutil
 import threading
 import time
 import weakref
@@ -409,6 +410,76 @@ def test_few_descriptors_are_enough(tmp_path: Path) -> None:
                 assert_same_trajectory(make(seed=seed), store.read(seed))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_a_reader_of_a_store_that_another_takes_the_place_of(tmp_path: Path) -> None:
+    with trajstore.open(tmp_path / "s") as store:
+        store.append(make(seed=0))
+    reader = trajstore.open(tmp_path / "s", mode="r")
+    sampler = reader.sampler(cache_size=1)
+    sampler.sample(3)
+    reader.read(0)
+    shutil.rmtree(tmp_path / "s")
+    with trajstore.open(tmp_path / "s") as store:
+        store.append(make(seed=1))
+    reader.refresh()
+    assert_same_trajectory(make(seed=1), reader.read(0))
+    rows = {row.numpy().tobytes() for row in make(seed=1).actions.reshape(-1, 2)}
+    assert {row.numpy().tobytes() for row in sampler.sample(18)["actions"]} <= rows
+
+
+def test_a_selection_of_one_does_not_change_with_the_table() -> None:
+    with trajstore.open(MemoryStorage()) as store:
+        store.append(make(seed=0))
+        before = store.newest(0)
+        segments = before.segments.copy()
+        store.flush()
+        assert before.segments.tolist() == segments.tolist()
+
+
+def test_a_segment_that_was_committed_twice_counts_once(disk: Disk) -> None:
+    with trajstore.open(disk) as store:
+        store.append(make(seed=0))
+        store.flush()
+        twice = {key.replace("segments/0/", "segments/1/"): data for key, data in disk.objects.items() if key.startswith("segments/0/")}
+        after = disk.killed()
+    after.objects |= twice
+    with trajstore.open(after) as store:
+        assert store.ids == [0]
+        assert_same_trajectory(make(seed=0), store.read(0))
+
+
+def test_linking_from_a_store_that_is_compacted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with trajstore.open(tmp_path / "a") as source, trajstore.open(tmp_path / "b") as target:
+        for seed in range(3):
+            source.append(make(seed=seed))
+            source.flush()
+        entered, may_go = paused(monkeypatch, "trajstore.staging.link_segment")
+        linking = threading.Thread(target=target.link_from, args=(source,))
+        linking.start()
+        assert entered.wait(20)
+        source.compact()
+        may_go.set()
+        linking.join()
+        assert target.ids == [0, 1, 2]
+        for seed in range(3):
+            assert_same_trajectory(make(seed=seed), target.read(seed))
+
+
+def test_folders_made_while_others_are_synced_are_not_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = LocalStorage(tmp_path)
+    synced: list[Path] = []
+
+    def sync(folder: Path) -> None:
+        if not synced:
+            storage.write("late/x", b"1")
+        synced.append(folder)
+
+    monkeypatch.setattr("trajstore.storage.sync_folder", sync)
+    storage.write("early/x", b"1")
+    storage.replace("doc", b"1")
+    storage.replace("doc", b"2")
+    assert tmp_path / "late" in synced
 
 
 def test_a_link_to_what_is_gone_says_so(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def test_every_dtype_is_a_zarr_array_of_the_same_bits(tmp_path: Path, dtype: tor
 
 @pytest.mark.filterwarnings("ignore:Object at .lock")
 def test_keys_that_are_special_elsewhere(tmp_path: Path) -> None:
-    keys = ["zarr.json", "__x", "c", "c.0.0", "a b", "ü%2F", "~", "observation.images.top", "-", "CON", "x" * 80, "curr_frame"]
+    keys = ["zarr.json", "__x", "c", "c.0.0", "a b", "ü%2F", "~", "__a~b", "observation.images.top", "-", "CON", "x" * 80, "curr_frame"]
     values = {key: torch.full((3, 2, 1), float(number)) for number, key in enumerate(keys)}
     with trajstore.open(tmp_path / "store") as store:
         store.append(Trajectory(actions=torch.zeros(3, 2, 1), curr_obs=dict(values), extras={"deep": {"er": dict(values)}}))

@@ -1,5 +1,6 @@
 """The table of live trajectories, oldest first; how it is published and read back. The columns are those of FORMAT.md."""
 
+import contextlib
 import uuid as uuids
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from trajstore.layout import Array, Ints, Places, Schema
 from trajstore.packing import Header, reference_field
 from trajstore.segment import (
     Entry,
+    SegmentInfo,
     StoredArray,
     decode_array,
     encode_array,
@@ -149,7 +151,7 @@ class Index:
     def select(self, positions: Any, *, epoch: int) -> Selection:
         """Copies rows out; `positions` is int64[n] or a slice."""
         rows = self._rows[: self._count][positions]
-        columns = {name: np.ascontiguousarray(rows[:, number]) for name, number in _COLUMN.items()}
+        columns = {name: rows[:, number].copy() for name, number in _COLUMN.items()}
         places = Places(**{name: columns[name] for name in Places.__dataclass_fields__})
         return Selection(columns["id"], columns["segment"], columns["schema"], places, tuple(self.schemas), epoch)
 
@@ -164,6 +166,12 @@ class Index:
             model_weights_id=self.weights[row["weights"]],
             model_update_count=row["model_update_count"],
         )
+
+    def recover(self, info: SegmentInfo, *, segment: int) -> None:
+        """Adds what a segment holds and the table does not; a commit that failed late was made twice."""
+        known = set(self.column("id").tolist())
+        new = [entry for entry in info.entries if entry.trajectory_id not in known]
+        self.extend(new, segment=segment, schema=info.schema)
 
     def append(self, header: Header, schema: Schema) -> int:
         """Adds a trajectory that is in memory; returns its id."""
@@ -262,7 +270,8 @@ def publish(storage: Storage, index: Index, *, generation: int) -> None:
     }
     write_array(storage, f"{INDEX}/{generation}", array=table, shard=shard, attributes={"trajstore": attributes})
     storage.replace(f"{INDEX}/zarr.json", group_document({"generation": generation}))
-    storage.delete(f"{INDEX}/{generation - 1}")
+    with contextlib.suppress(OSError):  # what stays is removed by the next writer
+        storage.delete(f"{INDEX}/{generation - 1}")
 
 
 def read_generation(storage: Storage) -> int:

@@ -141,7 +141,8 @@ def array_name(path: str) -> str:
 def _plain_key(key: str) -> str:
     if key == "zarr.json":
         return "zarr%2Ejson"
-    return "%5F%5F" + key[2:] if key.startswith("__") else key.replace("~", "%7E")
+    key = key.replace("~", "%7E")
+    return "%5F%5F" + key[2:] if key.startswith("__") else key
 
 
 def rows_of(field: Field, places: Places, *, steps: Ints, envs: Ints) -> Ints:

@@ -36,6 +36,11 @@ def is_store(storage: Storage) -> bool:
     return True
 
 
+def read_uuid(storage: Storage) -> str:
+    """The store's own uuid, 32 hexadecimal digits."""
+    return str(parse_document(storage.read("zarr.json"), where=storage.location).get("uuid"))
+
+
 def erase(storage: Storage) -> None:
     """Deletes the store at a place."""
     for key in ("zarr.json", INDEX, SEGMENTS, "metadata.json"):

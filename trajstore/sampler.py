@@ -188,11 +188,12 @@ class Sampler:
         """The window, with the cache brought up to it."""
         version = self._source.version
         if self._selection is None or version != self._version:
-            self._version = version
-            self._selection = selection = self._source.newest(self.window)
+            self._version, self._selection = version, None
+            selection = self._source.newest(self.window)
             self._resolved, self._tables, self._num_drawn = {}, {}, 0
             if self._cache_size:
                 self.cache.update(selection, locate=lambda row: self._source.locate(selection, row))
+            self._selection = selection
         return self._selection
 
     def _resolve(self, selection: Selection, fields: Sequence[str] | str | None) -> Schema:

@@ -7,9 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from trajstore.errors import CorruptionError
 from trajstore.index import PENDING, Selection
 from trajstore.layout import Ints, Schema
 from trajstore.packing import Packed
+from trajstore.sampler import MAX_ATTEMPTS
 from trajstore.segment import Entry, delete_segment, link_segment, write_segment
 from trajstore.storage import Storage
 from trajstore.view import StoreView
@@ -65,16 +67,30 @@ class Staging:
         """Takes trajectories of another store, given their old and new ids."""
         source.flush()
         self._order += new_ids.values()
-        selection = source.select(list(new_ids))
+        left = dict(new_ids)
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            version = source.version
+            try:
+                self._link_some(source, left)
+                return
+            except FileNotFoundError as error:  # segments were moved; those linked already are not linked again
+                if not source.moved(version) or attempt == MAX_ATTEMPTS:
+                    raise CorruptionError(f"{source.storage.location}: an object of the store is gone: {error}") from error
+
+    def _link_some(self, source: StoreView, left: dict[int, int]) -> None:
+        """Links segments, and takes what they hold out of `left`."""
+        selection = source.select(list(left))
         by_segment: dict[int, list[int]] = defaultdict(list)
         for trajectory_id, number in zip(selection.ids.tolist(), selection.segments.tolist(), strict=True):
             by_segment[number].append(trajectory_id)
         for number, ids in by_segment.items():
             segment = source.segment(number)
-            entries = [replace(segment.entry(old), trajectory_id=new_ids[old]) for old in ids]
+            entries = [replace(segment.entry(old), trajectory_id=left[old]) for old in ids]
             own_number = self._number()
             link_segment(self.storage, own_number, source=segment, entries=entries)
             self._note(own_number, entries, segment.info.schema)
+            for old in ids:
+                del left[old]
 
     def ordered_rows(self) -> list[StagedRow]:
         """All rows, in the order in which their trajectories were given."""

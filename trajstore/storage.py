@@ -92,6 +92,9 @@ class Storage(Protocol):
     def after_fork(self) -> None:
         """In a forked child: no lock of this object is held by a thread that is not there."""
 
+    def forget(self) -> None:
+        """Drops what is kept of objects, since others have their names now."""
+
 
 class LocalStorage:
     """A directory. Reads come from memory maps; writes are synced to the disk."""
@@ -101,6 +104,7 @@ class LocalStorage:
         self.location = str(root)
         self._maps: OrderedDict[str, Bytes] = OrderedDict()
         self._mutex = threading.Lock()
+        self._syncing = threading.Lock()
         self._unsynced: set[Path] = set()
         self._lock: FileLock | None = None
 
@@ -196,7 +200,11 @@ class LocalStorage:
             self._lock = None
 
     def after_fork(self) -> None:
-        self._mutex = threading.Lock()
+        self._mutex, self._syncing = threading.Lock(), threading.Lock()
+
+    def forget(self) -> None:
+        with self._mutex:
+            self._maps.clear()
 
     def _holder(self) -> str:
         try:
@@ -215,13 +223,17 @@ class LocalStorage:
         return path
 
     def _sync_folders(self) -> None:
-        with self._mutex:
-            folders = sorted(self._unsynced)
-        for folder in folders:
-            with contextlib.suppress(FileNotFoundError):
-                sync_folder(folder)
-        with self._mutex:
-            self._unsynced.difference_update(folders)
+        with self._syncing:  # who comes second needs what the first is syncing
+            with self._mutex:
+                folders, self._unsynced = self._unsynced, set()
+            try:
+                for folder in sorted(folders):
+                    with contextlib.suppress(FileNotFoundError):
+                        sync_folder(folder)
+            except BaseException:
+                with self._mutex:
+                    self._unsynced |= folders
+                raise
 
     @contextlib.contextmanager
     def _as_storage_error(self, verb: str, key: str) -> Iterator[None]:
@@ -290,6 +302,9 @@ class MemoryStorage:
     def after_fork(self) -> None:
         pass
 
+    def forget(self) -> None:
+        pass
+
 
 class ZarrStorage:
     """Any Zarr store (zip, fsspec, object stores), read by byte ranges, many at a time."""
@@ -353,6 +368,9 @@ class ZarrStorage:
         pass
 
     def after_fork(self) -> None:
+        pass
+
+    def forget(self) -> None:
         pass
 
 

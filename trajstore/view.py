@@ -11,9 +11,10 @@ import numpy as np
 
 from trajstore.errors import CorruptionError, InvalidRequestError
 from trajstore.gather import gather, resolve_fields
-from trajstore.index import PENDING, Index, Selection, TrajectoryInfo, read_index
+from trajstore.index import PENDING, Index, Selection, TrajectoryInfo, read_generation, read_index
 from trajstore.layout import Field, Ints, Places
 from trajstore.packing import Header, Packed, unpack
+from trajstore.place import read_uuid
 from trajstore.reader import Group, MemorySource, SegmentSource, Source, empty_arrays, read_arrays
 from trajstore.sampler import MAX_ATTEMPTS, Sampler
 from trajstore.segment import SEGMENTS, Segment
@@ -55,6 +56,7 @@ class StoreView:
         self._index, self._generation = Index(), -1
         self._version = 0
         self._epoch = 0
+        self._uuid = ""
         self._load_index()
         _views.add(self)
 
@@ -274,7 +276,25 @@ class StoreView:
         return self._version != version
 
     def _load_index(self) -> None:
+        uuid = read_uuid(self.storage)
+        if uuid != self._uuid:  # another store took the place of the one that was here
+            self.storage.forget()
+            with self._lock:
+                self._segments.clear()
+            self._uuid = uuid
         index, generation = read_index(self.storage)
+        while True:
+            self._recover(index)
+            if generation == read_generation(self.storage):
+                break
+            index, generation = read_index(self.storage)
+        with self._lock:
+            self._version += not np.array_equal(index.committed_rows(), self._index.committed_rows())
+            self._epoch += index.renames(self._index)
+            self._index, self._generation = index, generation
+
+    def _recover(self, index: Index) -> None:
+        """Adds the segments that were committed since the index was published."""
         known = set(np.unique(index.column("segment")).tolist())
         for number in sorted(self._segment_numbers()):
             if number < index.next_segment or number in known:
@@ -284,12 +304,8 @@ class StoreView:
             except FileNotFoundError:
                 continue  # not committed
             if segment.info.recover:
-                index.extend(segment.info.entries, segment=number, schema=segment.info.schema)
+                index.recover(segment.info, segment=number)
             index.next_segment = number + 1
-        with self._lock:
-            self._version += not np.array_equal(index.committed_rows(), self._index.committed_rows())
-            self._epoch += index.renames(self._index)
-            self._index, self._generation = index, generation
 
     def _segment_numbers(self) -> Iterator[int]:
         return (int(name) for name in self.storage.list(SEGMENTS) if name.isascii() and name.isdigit())
