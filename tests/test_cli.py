@@ -59,6 +59,10 @@ def test_info(store: Path, form: str) -> None:
     assert (summary["num_samples"], len(summary["fields"])) == (63, 15)
 
 
+def test_version() -> None:
+    assert re.fullmatch(r"\d+\.\d+\.\d+\n", run("--version").stdout)
+
+
 def test_info_of_an_empty_store(tmp_path: Path) -> None:
     trajstore.open(tmp_path / "s").close()
     assert "0 trajectories, 0 transitions" in run("info", tmp_path / "s").stdout
@@ -112,7 +116,7 @@ def test_the_demo_does_what_it_says(tmp_path: Path) -> None:
     assert len(trajstore.open(tmp_path / "demo" / "buffer", mode="r")) == 2
     assert len(list((tmp_path / "demo" / "pt").glob("trajectory_*_demo_*.pt"))) == 2
     again = run("demo", tmp_path / "demo")
-    assert (again.returncode, again.stderr) == (1, f"trajstore: {tmp_path / 'demo'} is not empty; choose another folder\n")
+    assert (again.returncode, again.stderr) == (1, f"trajstore: {tmp_path / 'demo'} is not an empty folder; choose another\n")
 
 
 @pytest.mark.parametrize("arguments", [["info", "/nowhere"], ["sample", "/nowhere"], ["verify", "/nowhere"], ["compact", "/nowhere"]])
@@ -120,7 +124,7 @@ def test_a_failure_is_one_line(arguments: list[str]) -> None:
     failed = run(*arguments)
     assert failed.returncode == 1
     assert failed.stdout == ""
-    assert failed.stderr.startswith("trajstore: no store at /nowhere")
+    assert failed.stderr.startswith("trajstore: no store or zarr checkpoint at /nowhere")
     assert len(failed.stderr.splitlines()) == 1
 
 

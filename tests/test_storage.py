@@ -57,6 +57,11 @@ def test_a_store_in_a_zip(tmp_path: Path) -> None:
             assert_same(store.sampler(seed=4).sample(40), local.sampler(seed=4).sample(40))
 
 
+def test_a_zip_is_not_written_to(tmp_path: Path) -> None:
+    with pytest.raises(trajstore.StorageError, match="can only be read there"):
+        trajstore.open(ZipStore(tmp_path / "x.zip", mode="w"))
+
+
 class CountingStore(MemoryStore):
     """Notes what is read."""
 

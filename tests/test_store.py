@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import pickle
 import threading
 from pathlib import Path
 from typing import Any
@@ -262,6 +263,54 @@ def test_what_is_not_there() -> None:
             store.sampler(window=-1)
 
 
+@pytest.mark.parametrize("ids", [[1.5], ["1"], [True], "1", [2**70], [None], [float("nan")]])
+def test_ids_are_integers(ids: Any) -> None:
+    with trajstore.open(MemoryStorage()) as store:
+        store.extend([make(), make()])
+        for call in (lambda: store.delete(ids), lambda: store.gather(ids, [0], [0]), lambda: store.gather([0], ids, [0])):
+            with pytest.raises(trajstore.InvalidRequestError, match="expected integers"):
+                call()
+        assert len(store) == 2
+
+
+def test_places_that_are_not_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for place, message in (("s3://bucket/x", "is a URL"), ("file:///tmp/x", "is a URL"), ("", "path is empty")):
+        with pytest.raises(trajstore.InvalidRequestError, match=message):
+            trajstore.open(place)
+        with trajstore.TrajectoryReplayBuffer() as buffer:
+            for call in (buffer.save_checkpoint, buffer.load_checkpoint):
+                with pytest.raises(trajstore.InvalidRequestError, match=message):
+                    call(place)
+    assert not list(tmp_path.iterdir())
+
+
+class Rewards(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    """What a user would write."""
+
+    def __init__(self, store: trajstore.TrajectoryStore) -> None:
+        self.store = store
+
+    def __len__(self) -> int:
+        return 18
+
+    def __getitem__(self, number: int) -> Any:
+        step, env = divmod(number, 3)
+        return self.store.gather([1], [step], [env], fields=["rewards"])["rewards"][0]
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_workers_of_a_data_loader(tmp_path: Path, context: str) -> None:
+    with trajstore.open(tmp_path / "s") as store:
+        store.extend([make(seed=0), make(seed=1)])
+        store.flush()
+        store.sampler().sample(3)
+        loader = torch.utils.data.DataLoader(Rewards(store), batch_size=6, num_workers=2, multiprocessing_context=context)
+        assert_same(torch.cat(list(loader)), make(seed=1).rewards.flatten(0, 1))
+    with trajstore.open(MemoryStorage()) as store, pytest.raises(trajstore.InvalidRequestError, match="not a local directory"):
+        pickle.dumps(store)
+
+
 def test_more_than_there_is_is_clamped_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     with trajstore.open(MemoryStorage()) as store:
         store.append(make(steps=4, envs=2))
@@ -391,7 +440,7 @@ def test_compaction_keeps_contents_and_order(tmp_path: Path) -> None:
 def test_modes(tmp_path: Path) -> None:
     path = tmp_path / "s"
     for mode in ("r", "r+"):
-        with pytest.raises(trajstore.StoreNotFoundError, match="no store at"):
+        with pytest.raises(trajstore.StoreNotFoundError, match="no store or zarr checkpoint at"):
             trajstore.open(path, mode=mode)
         assert not path.exists()
     with trajstore.open(path, mode="w-") as store:

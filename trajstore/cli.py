@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,12 +31,21 @@ from trajstore.trajectory import dtype_name
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
-Place = Annotated[Path, typer.Argument(help="A store, or a pt or pkl checkpoint directory.", show_default=False)]
+Place = Annotated[Path, typer.Argument(help="A store, or a checkpoint of any form.", show_default=False)]
+StorePlace = Annotated[Path, typer.Argument(help="A store, or a zarr checkpoint.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(version("trajstore"))
+        raise typer.Exit
+
+
 @app.callback()
-def _trajstore() -> None:
+def _trajstore(
+    _: Annotated[bool, typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True)] = False,
+) -> None:
     """Keep trajectories of reinforcement learning and robotics in compressed chunks, and sample from them."""
 
 
@@ -170,7 +180,7 @@ def _print_batch(leaves: dict[str, torch.Tensor]) -> None:
 
 @app.command(epilog="Example: trajstore verify runs/buffer --quick")
 def verify(
-    place: Place, quick: Annotated[bool, typer.Option(help="Compare sizes and indexes only.")] = False, as_json: AsJson = False
+    place: StorePlace, quick: Annotated[bool, typer.Option(help="Compare sizes and indexes only.")] = False, as_json: AsJson = False
 ) -> None:
     """Compare a store with its checksums; exit code 1 if something is not as it was written."""
     with open_store(place, mode="r") as store:
@@ -186,7 +196,7 @@ def verify(
 
 
 @app.command(epilog="Example: trajstore compact runs/buffer")
-def compact(place: Place) -> None:
+def compact(place: StorePlace) -> None:
     """Join small segments of a store, and drop what was deleted from the others."""
     with open_store(place, mode="r+") as store:
         before = store.bytes_on_disk
@@ -202,8 +212,8 @@ def demo(
     envs: Annotated[int, typer.Option(help="Environments of each, B.", min=1)] = 2,
 ) -> None:
     """Make trajectories of a small scene with two cameras, store, sample and export them."""
-    if folder.exists() and any(folder.iterdir()):
-        raise StoreExistsError(f"{folder} is not empty; choose another folder")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise StoreExistsError(f"{folder} is not an empty folder; choose another")
     with Progress(console=Console(stderr=True), transient=True) as progress:
         made = [
             make_trajectory(seed=s, num_steps=steps, num_envs=envs) for s in progress.track(range(trajectories), description="rendering")

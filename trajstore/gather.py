@@ -237,6 +237,8 @@ def resolve_fields(ids: Ints, schemas: Ints, known: Sequence[Schema], *, fields:
         FieldNotFoundError: A field asked for is in none.
         InvalidRequestError: `fields` is something else.
     """
+    if fields is not None and not len(fields):
+        raise InvalidRequestError("fields is empty; pass None for all")
     if isinstance(fields, str) and fields != "common":
         raise InvalidRequestError(f"fields={fields!r}: expected None, 'common' or a list of field paths")
     numbers, first = np.unique(schemas, return_index=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from trajstore.errors import CorruptionError, TrajectoryNotFoundError
+from trajstore.errors import CorruptionError, InvalidRequestError, TrajectoryNotFoundError
 from trajstore.layout import Array, Ints, Places, Schema
 from trajstore.packing import Header, reference_field
 from trajstore.segment import (
@@ -34,6 +34,14 @@ COLUMNS = (
 )
 _COLUMN = {name: number for number, name in enumerate(COLUMNS)}
 _PLACE = [_COLUMN[name] for name in ("segment", "row_start", "env_start", "frame_start")]
+
+
+def as_integers(what: str, values: Any) -> Ints:
+    """int64[n] of integers in any form; `InvalidRequestError` for anything that would have to be rounded or guessed."""
+    array = np.asarray(values)
+    if array.size and (array.dtype.kind not in "iu" or array.max() > np.iinfo(np.int64).max):
+        raise InvalidRequestError(f"{what}: expected integers, found {array.dtype} such as {array.reshape(-1)[0]!r}")
+    return array.astype(np.int64).reshape(-1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +138,7 @@ class Index:
 
     def find(self, ids: Sequence[int] | Ints) -> Ints:
         """Positions of trajectory ids in the table; `TrajectoryNotFoundError` names one that is not there."""
-        wanted = np.asarray(ids, np.int64).reshape(-1)
+        wanted = as_integers("trajectory ids", ids)
         positions = self._locate(wanted)
         if (positions < 0).any():
             known = self.column("id")

@@ -25,7 +25,12 @@ def is_store(storage: Storage) -> bool:
         if not others:
             return False
         hint = "it looks like a pt or pkl checkpoint: load it with TrajectoryReplayBuffer.load_checkpoint"
-        hint = hint if "trajectory_index.json" in others else "choose an empty or new directory"
+        if "trajectory_index.json" not in others:
+            hint = (
+                f"it holds ranks: open one of them, such as {others[0]}"
+                if others[0].startswith("rank_")
+                else "a new one needs an empty directory"
+            )
         raise NotAStoreError(f"{storage.location} holds {others[0]!r} but no store; {hint}") from None
     except (CorruptionError, TypeError, KeyError):
         raise NotAStoreError(f"{storage.location} is a Zarr hierarchy, but no store of trajstore") from None

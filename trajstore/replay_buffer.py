@@ -25,7 +25,7 @@ from trajstore.errors import ClosedError, InvalidRequestError, NotAStoreError, S
 from trajstore.folders import replacing
 from trajstore.index import TrajectoryInfo
 from trajstore.staging import Staging
-from trajstore.storage import MemoryStorage
+from trajstore.storage import MemoryStorage, local_path
 from trajstore.store import TrajectoryStore
 from trajstore.store import open as open_store
 from trajstore.threads import stop_threads
@@ -191,7 +191,7 @@ class TrajectoryReplayBuffer:
             InvalidRequestError: It is the buffer's own store.
             StorageError: It can't be written, or an earlier trajectory could not be.
         """
-        folder = Path(save_path).expanduser()
+        folder = local_path(save_path)
         if self.auto_save_path is not None:
             own, target = Path(self.auto_save_path).expanduser().resolve(), folder.resolve()
             if own == target or own in target.parents or target in own.parents:
@@ -229,6 +229,8 @@ class TrajectoryReplayBuffer:
     ) -> None:
         """Replaces the contents by those of a checkpoint of any form, or of a store. If it fails the buffer is as it was.
 
+        With `auto_save=True` the trajectories that the store at `auto_save_path` held are deleted from the disk.
+
         Args:
             load_path: Directory.
             is_distributed: Load only the contiguous share of a rank, as RLinf divides.
@@ -241,7 +243,7 @@ class TrajectoryReplayBuffer:
             UnsafeFileError: One of its files asks for code to be run.
             InvalidRequestError: The rank is out of range.
         """
-        folder = Path(load_path).expanduser()
+        folder = local_path(load_path)
         if self.store.is_closed:
             raise ClosedError("the buffer is closed; make a new one to load into")
         if not folder.is_dir():
@@ -249,6 +251,8 @@ class TrajectoryReplayBuffer:
         is_store = (folder / "zarr.json").exists()
         if not is_store and not (folder / METADATA).exists() and (folder / "rank_0").is_dir():
             raise NotAStoreError(f"{folder} holds ranks; load one of them, such as {folder / 'rank_0'}")
+        if self.auto_save and self.size:
+            logger.warning("loading %s replaces the %d trajectories in %s", folder, self.size, self.auto_save_path)
         is_bare = is_store and not (folder / METADATA).exists()
         state = BufferState(self.trajectory_format) if is_bare else read_state(folder, default=self.trajectory_format)
         share = (local_rank, world_size) if is_distributed else (0, 1)

@@ -11,6 +11,7 @@ import errno
 import json
 import mmap
 import os
+import re
 import resource
 import shutil
 import socket
@@ -107,6 +108,9 @@ class LocalStorage:
         self._syncing = threading.Lock()
         self._unsynced: set[Path] = set()
         self._lock: FileLock | None = None
+
+    def __reduce__(self) -> tuple[type["LocalStorage"], tuple[Path]]:
+        return LocalStorage, (self.root,)
 
     def read(self, key: str) -> bytes:
         with self._as_storage_error("read", key):
@@ -358,6 +362,10 @@ class ZarrStorage:
         self.write(key, source.read(source_key))
 
     def delete(self, prefix: str) -> None:
+        if not self._store.supports_deletes:
+            raise StorageError(
+                errno.EROFS, f"{self.location} can't delete, so a store can only be read there; write to a directory and pack it"
+            )
         sync(self._store.delete_dir(prefix))
         sync(self._store.delete(prefix))
 
@@ -374,6 +382,18 @@ class ZarrStorage:
         pass
 
 
+def local_path(place: "str | os.PathLike[str]") -> Path:
+    """A path as the user gave it, `~` resolved; `InvalidRequestError` for what would be another place than they meant."""
+    given = os.fspath(place)
+    if not given:
+        raise InvalidRequestError("the path is empty; '.' is the working directory")
+    if "\0" in given:
+        raise InvalidRequestError(f"path {given!r} holds a NUL byte")
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", given):
+        raise InvalidRequestError(f"{given!r} is a URL, not a path; a store takes zarr.storage.FsspecStore.from_url({given!r})")
+    return Path(given).expanduser()
+
+
 def open_storage(place: "str | os.PathLike[str] | Store | Storage") -> Storage:
     """The storage at a path, or over a Zarr store.
 
@@ -384,9 +404,7 @@ def open_storage(place: "str | os.PathLike[str] | Store | Storage") -> Storage:
     if isinstance(place, LocalStore):
         place = place.root
     if isinstance(place, str | os.PathLike):
-        path = Path(place).expanduser()
-        if "\0" in str(path):
-            raise InvalidRequestError(f"path {str(path)!r} holds a NUL byte")
+        path = local_path(place)
         if path.exists() and not path.is_dir():
             raise NotAStoreError(f"{path} is a file; a store is a directory")
         return LocalStorage(path)

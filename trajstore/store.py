@@ -73,7 +73,7 @@ def open(  # noqa: A001  named as zarr.open
     storage = open_storage(place)
     exists = is_store(storage)
     if not exists and mode in ("r", "r+"):
-        raise StoreNotFoundError(f"no store at {storage.location}; mode='a' creates one")
+        raise StoreNotFoundError(f"no store or zarr checkpoint at {storage.location}, and mode={mode!r} creates none")
     if exists and mode == "w-":
         raise StoreExistsError(f"there is a store at {storage.location} already; mode='a' opens it")
     if mode == "r":

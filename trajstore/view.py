@@ -11,14 +11,14 @@ import numpy as np
 
 from trajstore.errors import CorruptionError, InvalidRequestError
 from trajstore.gather import gather, resolve_fields
-from trajstore.index import PENDING, Index, Selection, TrajectoryInfo, read_generation, read_index
+from trajstore.index import PENDING, Index, Selection, TrajectoryInfo, as_integers, read_generation, read_index
 from trajstore.layout import Field, Ints, Places
 from trajstore.packing import Header, Packed, unpack
 from trajstore.place import read_uuid
 from trajstore.reader import Group, MemorySource, SegmentSource, Source, empty_arrays, read_arrays
 from trajstore.sampler import MAX_ATTEMPTS, Sampler
 from trajstore.segment import SEGMENTS, Segment
-from trajstore.storage import Storage
+from trajstore.storage import LocalStorage, Storage
 from trajstore.trajectory import Json, Trajectory
 
 MAX_OPEN_SEGMENTS = 4096
@@ -59,6 +59,13 @@ class StoreView:
         self._uuid = ""
         self._load_index()
         _views.add(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process, such as a `DataLoader` worker that is spawned, opens the store anew, for reading."""
+        if not isinstance(self.storage, LocalStorage):
+            raise InvalidRequestError(f"{self!r} is not a local directory; open it in the process that reads it")
+        self.flush()
+        return _reopen, (self.storage,)
 
     def _after_fork(self) -> None:
         """A forked child has no thread that would give the lock back."""
@@ -176,7 +183,8 @@ class StoreView:
             InvalidRequestError: Lengths differ, or a step or environment is not in its trajectory.
             TrajectoryNotFoundError, SchemaMismatchError, FieldNotFoundError, CorruptionError: As they say.
         """
-        ids, steps, envs = (np.asarray(values, np.int64).reshape(-1) for values in (trajectory_ids, steps, envs))
+        given = {"trajectory_ids": trajectory_ids, "steps": steps, "envs": envs}
+        ids, steps, envs = (as_integers(name, values) for name, values in given.items())
         if not len(ids) == len(steps) == len(envs):
             raise InvalidRequestError(f"{len(ids)} trajectory ids, {len(steps)} steps and {len(envs)} environments: they must be as many")
         return self._retrying(lambda: self._gather(ids, steps, envs, fields))
@@ -309,6 +317,10 @@ class StoreView:
 
     def _segment_numbers(self) -> Iterator[int]:
         return (int(name) for name in self.storage.list(SEGMENTS) if name.isascii() and name.isdigit())
+
+
+def _reopen(storage: LocalStorage) -> StoreView:
+    return StoreView(storage)
 
 
 def _after_fork() -> None:
