@@ -486,3 +486,111 @@ def test_a_link_to_what_is_gone_says_so(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
     with pytest.raises(FileNotFoundError):
         storage.link("a/b", storage, "gone")
+
+
+def test_a_reader_of_a_store_that_is_removed_and_made_anew(tmp_path: Path) -> None:
+    with trajstore.open(tmp_path / "store") as writer:
+        writer.append(make(seed=0))
+    with trajstore.open(tmp_path / "store", mode="r") as reader:
+        reader.read(0)
+        shutil.rmtree(tmp_path / "store")
+        with pytest.raises(trajstore.StoreNotFoundError, match="is gone"):
+            reader.refresh()
+        with trajstore.open(tmp_path / "store") as writer:
+            writer.append(make(seed=1))
+        reader.refresh()
+        assert_same_trajectory(make(seed=1), reader.read(0))
+
+
+def test_what_is_added_while_a_clear_fails_does_not_take_the_place_of_what_comes_back() -> None:
+    reached, goes_on = threading.Event(), threading.Event()
+
+    class Full(MemoryStorage):
+        is_full = False
+
+        def write(self, key: str, data: bytes) -> None:
+            if self.is_full and key.startswith("index/") and not goes_on.is_set():
+                reached.set()
+                assert goes_on.wait(20)
+                raise trajstore.StorageError(28, "No space left on device")
+            super().write(key, data)
+
+    disk = Full()
+    with trajstore.open(disk) as store:
+        store.append(make(seed=0))
+        store.flush()
+        disk.is_full = True
+        failed: list[BaseException] = []
+
+        def clear() -> None:
+            try:
+                store.clear()
+            except trajstore.StorageError as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=clear)
+        thread.start()
+        assert reached.wait(20)
+        held, commit = threading.Event(), store._writer._commit
+
+        def commit_later(batch: Any) -> None:
+            assert held.wait(20)
+            commit(batch)
+
+        store._writer._commit = commit_later
+        store.append(make(seed=7))
+        goes_on.set()
+        thread.join()
+        held.set()
+        store.flush()
+        assert failed
+        assert_same_trajectory(make(seed=0), store.read(0))
+
+
+def test_deleting_and_clearing_end_beside_a_thread_that_never_stops_adding(tmp_path: Path) -> None:
+    with trajstore.open(tmp_path, segment_bytes=1) as store:
+        store.append(make())
+        ended = threading.Event()
+
+        def add() -> None:
+            while not ended.is_set():
+                store.append(make(steps=1))
+
+        thread = threading.Thread(target=add)
+        thread.start()
+        try:
+            done = threading.Event()
+            threading.Thread(target=lambda: (store.delete([0]), store.clear(), done.set()), daemon=True).start()
+            assert done.wait(60)
+        finally:
+            ended.set()
+            thread.join()
+
+
+def test_a_store_that_was_not_written_to_the_end_does_not_write_after_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise trajstore.StorageError(28, "No space left on device")
+
+    disk = MemoryStorage()
+    store = trajstore.open(disk)
+    monkeypatch.setattr("trajstore.store.write_segment", refuse)
+    store.append(make())
+    with pytest.raises(trajstore.StorageError):
+        store.close()
+    monkeypatch.undo()
+    before = dict(disk.objects)
+    with pytest.raises(trajstore.ClosedError, match="before all that was added"):
+        store.flush()
+    assert disk.objects == before
+
+
+def test_opening_anew_what_is_broken_keeps_the_limit_and_creating_keeps_the_files_of_others(tmp_path: Path) -> None:
+    disk = MemoryStorage()
+    trajstore.open(disk).close()
+    disk.objects["index/zarr.json"] = b"{}"
+    with trajstore.open(disk, mode="w", max_trajectories=1) as store:
+        store.extend([make(), make()])
+        assert store.ids == [1]
+    (tmp_path / "metadata.json").write_text("mine")
+    trajstore.open(tmp_path).close()
+    assert (tmp_path / "metadata.json").read_text() == "mine"

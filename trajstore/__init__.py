@@ -12,6 +12,7 @@ The modules are floors of a house; each imports only from floors above it, as a 
 | 1 | `untrusted` | pt and pkl files, read without trust |
 | 1 | `threads` | the one pool that encodes and decodes |
 | 1 | `memory` | blocks for batches, used again |
+| 1 | `mapping` | files as memory |
 | 2 | `packing` | a trajectory as env-major rows and pooled frames, in memory |
 | 2 | `codec` | rows a chunk and codec by the data; encode |
 | 2 | `demo` | a rendered scene to try things on |

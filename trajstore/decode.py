@@ -18,7 +18,7 @@ from numcodecs import blosc, zstd
 from trajstore.codec import Codec
 from trajstore.errors import CorruptionError
 from trajstore.layout import Array, Ints
-from trajstore.storage import Bytes
+from trajstore.mapping import Bytes
 
 _CRC_BYTES = 4
 _BLOSC_HEADER_BYTES = 16

@@ -3,7 +3,7 @@
 import uuid as uuids
 from collections.abc import Iterator
 
-from trajstore.errors import CorruptionError, FormatVersionError, NotAStoreError
+from trajstore.errors import CorruptionError, FormatVersionError, NotAStoreError, StoreNotFoundError
 from trajstore.index import INDEX, Index, publish
 from trajstore.segment import GROUP, SEGMENTS, group_document, parse_document, to_document
 from trajstore.storage import Storage
@@ -42,8 +42,11 @@ def is_store(storage: Storage) -> bool:
 
 
 def read_uuid(storage: Storage) -> str:
-    """The store's own uuid, 32 hexadecimal digits."""
-    return str(parse_document(storage.read("zarr.json"), where=storage.location).get("uuid"))
+    """The store's own uuid, 32 hexadecimal digits; `StoreNotFoundError` if the store is gone."""
+    try:
+        return str(parse_document(storage.read("zarr.json"), where=storage.location).get("uuid"))
+    except FileNotFoundError:
+        raise StoreNotFoundError(f"the store at {storage.location} is gone") from None
 
 
 def erase(storage: Storage) -> None:
@@ -63,7 +66,8 @@ def _other_names(storage: Storage) -> Iterator[str]:
 
 def create(storage: Storage) -> None:
     """Makes an empty store; it is one from the last write on. Remains of another are removed first."""
-    erase(storage)
+    for folder in (INDEX, SEGMENTS):
+        storage.delete(folder)
     storage.write(f"{SEGMENTS}/zarr.json", to_document(GROUP))
     publish(storage, Index(), generation=0)
     storage.replace("zarr.json", group_document({"format_version": FORMAT_VERSION, "uuid": uuids.uuid4().hex}))

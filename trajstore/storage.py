@@ -9,17 +9,15 @@ import builtins
 import contextlib
 import errno
 import json
-import mmap
 import os
 import re
-import resource
 import shutil
 import socket
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from filelock import FileLock, Timeout
@@ -30,12 +28,10 @@ from zarr.storage import LocalStore
 
 from trajstore.errors import InvalidRequestError, LockedError, NotAStoreError, StorageError
 from trajstore.folders import sync_folder
-
-Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
-"""uint8[n], not to be written to."""
+from trajstore.mapping import Bytes, map_file
 
 MAX_MAPS = 4096
-"""Files mapped at a time; fewer where a process may have few descriptors, since a map keeps one."""
+"""Files mapped at a time; the kernel's limit is 65,530 a process."""
 MAX_REQUESTS = 64
 """Byte-range reads in flight at a time, for stores that are not local."""
 
@@ -130,11 +126,10 @@ class LocalStorage:
                 self._maps.move_to_end(key)
                 return view
         with self._as_storage_error("read", key), open(self.root / key, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            view = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b"", np.uint8)
+            view = map_file(file.fileno(), os.fstat(file.fileno()).st_size)
         with self._mutex:
             self._maps[key] = view
-            while len(self._maps) > min(MAX_MAPS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2):
+            if len(self._maps) > MAX_MAPS:
                 self._maps.popitem(last=False)
         return view
 

@@ -91,7 +91,9 @@ def open(  # noqa: A001  named as zarr.open
                 raise
             erase(storage)
             create(storage)
-            store = TrajectoryStore(storage, read_only=False, segment_bytes=segment_bytes, queue_bytes=queue_bytes)
+            store = TrajectoryStore(
+                storage, read_only=False, segment_bytes=segment_bytes, queue_bytes=queue_bytes, max_trajectories=max_trajectories
+            )
         if mode == "w":
             store.clear()  # segment numbers go on, so that readers do not take new ones for old ones
             storage.delete("metadata.json")
@@ -126,7 +128,7 @@ class TrajectoryStore(StoreView):
         self._committed = set(np.unique(self._index.column("segment")).tolist())
         self._is_published = True
         self._published_at = time.monotonic()
-        self._closed = False
+        self._closed = self._is_unlocked = False
         self._pid = os.getpid()
         self._writer = Writer(
             self._commit, after_commit=self._settle, lock=self._lock, segment_bytes=segment_bytes, queue_bytes=queue_bytes
@@ -248,7 +250,10 @@ class TrajectoryStore(StoreView):
 
         Raises:
             StorageError: Something could not be written. It stays queued; calling again tries again.
+            ClosedError: Something could not be written when the store was closed; others may write to it now.
         """
+        if self._is_unlocked and not self._writer.is_empty:
+            raise ClosedError(f"store {self.storage.location} was closed before all that was added could be written")
         if self._owns_writer():
             self._writer.flush()
 
@@ -257,11 +262,13 @@ class TrajectoryStore(StoreView):
         was_open, self._closed = not self._closed, True
         if not was_open or not self._owns_writer():
             return
-        try:
-            self._writer.close()
-            self._publish()
-        finally:
-            self.storage.unlock()
+        with self._changing:
+            try:
+                self._writer.close()
+                self._publish()
+            finally:
+                self._is_unlocked = True
+                self.storage.unlock()
 
     def __enter__(self) -> "TrajectoryStore":
         return self
@@ -330,8 +337,8 @@ class TrajectoryStore(StoreView):
         Raises:
             TrajectoryNotFoundError: One is not in the store; none is deleted then.
         """
-        self.check_writable()
         with self._changing:
+            self.check_writable()
             with self._lock:
                 self._remove(self._index.find(trajectory_ids))
             self._writer.settle()
@@ -383,8 +390,8 @@ class TrajectoryStore(StoreView):
             replace_contents: What the store holds now goes in the same instant.
             next_id: The id that the next trajectory gets at the least.
         """
-        self.check_writable()
         with self._changing:
+            self.check_writable()
             staging = Staging(self.storage, self._take_number, self._segment_bytes)
             try:
                 yield staging
@@ -392,12 +399,13 @@ class TrajectoryStore(StoreView):
             except BaseException:
                 staging.abandon()
                 raise
-            before = self._adopt(staging, replace_contents=replace_contents, next_id=next_id)
-            try:
-                self._publish()
-            except BaseException:
-                self._take_back(staging, before if replace_contents else None)
-                raise
+            with self._writer.paused():  # a commit would publish what may have to be taken back, or be placed under a new id
+                before = self._adopt(staging, replace_contents=replace_contents, next_id=next_id)
+                try:
+                    self._publish()
+                except BaseException:
+                    self._take_back(staging, before if replace_contents else None)
+                    raise
 
     def _adopt(self, staging: Staging, *, replace_contents: bool, next_id: int) -> Index:
         """Puts what was staged into the index, in memory; returns the index before."""
@@ -424,6 +432,7 @@ class TrajectoryStore(StoreView):
                 staged = [row.entry.trajectory_id for row in staging.rows]
                 self._remove(np.flatnonzero(np.isin(self._index.column("id"), staged)))
             else:
+                self._writer.discard_all()  # what was added since has ids that mean others again
                 self._index = before.committed(next_segment=self._index.next_segment)
                 self._epoch += 1
                 self._version += 1
@@ -437,8 +446,8 @@ class TrajectoryStore(StoreView):
             How many segments were replaced.
         """
         self.flush()
-        self.check_writable()
         with self._changing:
+            self.check_writable()
             selection = self.newest(0)
             chosen = worth_compacting(self, selection, segment_bytes=self._segment_bytes)
             staging = Staging(self.storage, self._take_number, self._segment_bytes)

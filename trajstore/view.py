@@ -284,18 +284,17 @@ class StoreView:
         return self._version != version
 
     def _load_index(self) -> None:
-        uuid = read_uuid(self.storage)
-        if uuid != self._uuid:  # another store took the place of the one that was here
-            self.storage.forget()
-            with self._lock:
-                self._segments.clear()
-            self._uuid = uuid
-        index, generation = read_index(self.storage)
         while True:
-            self._recover(index)
-            if generation == read_generation(self.storage):
-                break
+            uuid = read_uuid(self.storage)
+            if uuid != self._uuid:  # another store took the place of the one that was here
+                self.storage.forget()
+                with self._lock:
+                    self._segments.clear()
+                self._uuid = uuid
             index, generation = read_index(self.storage)
+            self._recover(index)
+            if generation == read_generation(self.storage) and uuid == read_uuid(self.storage):
+                break
         with self._lock:
             self._version += not np.array_equal(index.committed_rows(), self._index.committed_rows())
             self._epoch += index.renames(self._index)

@@ -1,7 +1,8 @@
 """The background thread that commits trajectories, and its bounded queue."""
 
+import contextlib
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 from trajstore.errors import ClosedError
@@ -47,6 +48,8 @@ class Writer:
         self._nbytes = 0
         self._failure: BaseException | None = None
         self._is_committing = False
+        self._num_commits = 0
+        self._is_paused = False
         self._closed = False
         self._thread: threading.Thread | None = None
 
@@ -79,6 +82,11 @@ class Writer:
             self._changed.notify_all()
             return trajectory_id
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether all that was queued is durable."""
+        return not self._queue
+
     def forget_thread(self, lock: threading.RLock) -> None:
         """In a forked child, which has neither the thread nor whoever holds the old lock: the queue can be read under a new one."""
         self._changed, self._thread, self._is_committing = threading.Condition(lock), None, False
@@ -93,17 +101,29 @@ class Writer:
         with self._changed:
             self._drop(trajectory_ids)
 
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Waits for the commit that runs; none begins before the end of this context. Adding goes on."""
+        try:
+            with self._changed:
+                self._is_paused = True
+                self.settle()
+            yield
+        finally:
+            with self._changed:
+                self._is_paused = False
+                self._changed.notify_all()
+
     def discard_all(self) -> None:
-        """Empties the queue and waits for the commit that runs, so that ids may be given anew afterwards."""
+        """Empties the queue; while the writer is paused, so that ids may be given anew afterwards."""
         with self._changed:
             self._drop(list(self._queue))
-            self.settle()
-            self._drop(list(self._queue))  # what was added meanwhile goes as well
 
     def settle(self) -> None:
-        """Waits for the commit that runs, if one does."""
+        """Waits for the commit that runs, if one does; not for those that follow, which may never end."""
         with self._changed:
-            while self._is_committing:
+            number = self._num_commits
+            while self._is_committing and self._num_commits == number:
                 self._changed.wait()
 
     def flush(self) -> None:
@@ -139,6 +159,7 @@ class Writer:
                     return
                 batch = self._next_batch()
                 self._is_committing = True
+                self._num_commits += 1
             failure: BaseException | None = None
             try:
                 self._commit(batch)
@@ -154,7 +175,7 @@ class Writer:
     def _wait_for_work(self) -> bool:
         """Whether there is a batch; not if the thread was stopped, or idle for long, so that a store nobody refers to can go."""
         while self._thread is threading.current_thread():
-            if self._queue and self._failure is None:
+            if self._queue and self._failure is None and not self._is_paused:
                 return True
             if not self._changed.wait(IDLE_S) and not self._queue:
                 self._thread = None
