@@ -218,7 +218,7 @@ def write_segment(storage: Storage, number: int, *, trajectories: Sequence[tuple
 
     # the largest first: others sync their small files while it is encoded
     names = sorted(first, key=lambda name: first[name].nbytes, reverse=True)
-    written = dict(zip(names, parallel_map(write, names), strict=True))
+    written = {name: write(name) for name in names}
     arrays = {name: written[name] for name in first}
     info = SegmentInfo(recover, schema, arrays, tuple(_entries(trajectories)))
     commit_segment(storage, number, info)
