@@ -19,8 +19,8 @@ from trajstore.codec import Codec
 from trajstore.errors import CorruptionError
 from trajstore.layout import Array, Ints
 from trajstore.mapping import Bytes
+from trajstore.shard import CRC_BYTES
 
-_CRC_BYTES = 4
 _BLOSC_HEADER_BYTES = 16
 
 
@@ -143,9 +143,9 @@ def find_chunks(codec: Codec, chunk_bytes: int, base: Bytes, table: Ints) -> Chu
     Raises:
         CorruptionError: One lies outside `base`, or is too short, or blosc's header in it does not fit.
     """
-    starts, lengths = table[:, 0], table[:, 1] - _CRC_BYTES
+    starts, lengths = table[:, 0], table[:, 1] - CRC_BYTES
     stops = starts + lengths
-    if len(table) and ((lengths < 0).any() or stops.max() + _CRC_BYTES > len(base)):
+    if len(table) and ((lengths < 0).any() or stops.max() + CRC_BYTES > len(base)):
         raise CorruptionError(f"a chunk lies outside the {len(base)} bytes that there are")
     if codec.name == "blosc":
         if (lengths < _BLOSC_HEADER_BYTES).any():

@@ -142,8 +142,13 @@ class ChunkPlan:
 
 def plan_chunks(rows: Ints, *, dest: Ints | None, rows_per_chunk: int) -> ChunkPlan:
     """Groups rows by chunk."""
+    return _plan_sorted(*_sort_rows(rows, dest), rows_per_chunk)
+
+
+def _sort_rows(rows: Ints, dest: Ints | None) -> tuple[Ints, Ints]:
+    """Rows in ascending order, and where each goes."""
     order = np.argsort(rows, kind="stable")
-    return _plan_sorted(rows[order], order if dest is None else dest[order], rows_per_chunk)
+    return rows[order], order if dest is None else dest[order]
 
 
 def _plan_sorted(rows: Ints, dest: Ints, rows_per_chunk: int) -> ChunkPlan:
@@ -271,8 +276,7 @@ class SegmentSource:
         for take in takes:
             same = (id(take.rows), id(take.dest))
             if same not in orders:
-                order = np.argsort(take.rows, kind="stable")
-                orders[same] = take.rows[order], order if take.dest is None else take.dest[order]
+                orders[same] = _sort_rows(take.rows, take.dest)
             per_chunk = self.segment.stored_array(take.array).rows_per_chunk
             if (*same, per_chunk) not in plans:
                 plans[(*same, per_chunk)] = _plan_sorted(*orders[same], per_chunk)

@@ -8,7 +8,7 @@ import numpy as np
 
 from trajstore.errors import CorruptionError
 
-_CRC_BYTES = 4
+CRC_BYTES = 4
 _ENTRY_BYTES = 16
 
 
@@ -19,20 +19,20 @@ def crc32c(data: bytes | np.ndarray[Any, Any]) -> int:
 
 def with_crc(data: bytes) -> bytes:
     """`data` as the `crc32c` codec stores it."""
-    return data + crc32c(data).to_bytes(_CRC_BYTES, "little")
+    return data + crc32c(data).to_bytes(CRC_BYTES, "little")
 
 
 def without_crc(data: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """The content of bytes stored by the `crc32c` codec, uint8[n] -> uint8[n - 4]; `CorruptionError` if they do not match."""
-    content = data[:-_CRC_BYTES]
-    if len(data) < _CRC_BYTES or crc32c(content) != int.from_bytes(data[-_CRC_BYTES:].tobytes(), "little"):
+    content = data[:-CRC_BYTES]
+    if len(data) < CRC_BYTES or crc32c(content) != int.from_bytes(data[-CRC_BYTES:].tobytes(), "little"):
         raise CorruptionError("checksum does not match")
     return content
 
 
 def index_bytes(num_chunks: int) -> int:
     """Length of the index at the end of a shard."""
-    return num_chunks * _ENTRY_BYTES + _CRC_BYTES
+    return num_chunks * _ENTRY_BYTES + CRC_BYTES
 
 
 def build(chunks: Sequence[bytes]) -> bytes:
