@@ -623,9 +623,9 @@ def test_a_failed_load_leaves_buffer_and_store(
     before = state(buffer)
     write = LocalStorage.write
 
-    def write_elsewhere(storage: LocalStorage, key: str, data: bytes) -> None:
+    def write_elsewhere(storage: LocalStorage, key: str, *parts: bytes) -> None:
         assert not key.startswith(f"index/{read_generation(storage)}/"), "the index that readers see is written over"
-        write(storage, key, data)
+        write(storage, key, *parts)
 
     monkeypatch.setattr(LocalStorage, "write", write_elsewhere)
 

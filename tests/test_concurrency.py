@@ -31,11 +31,11 @@ class Disk(MemoryStorage):
         self.refused = "nothing"
         self.undeletable = "nothing"
 
-    def write(self, key: str, data: bytes) -> None:
+    def write(self, key: str, *parts: bytes) -> None:
         self.may_write.wait()
         if key.startswith(self.refused):
             raise trajstore.StorageError(28, f"can't write {key}")
-        super().write(key, data)
+        super().write(key, *parts)
 
     replace = write
 
@@ -56,6 +56,12 @@ def wait_for(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.001)
+
+
+@pytest.fixture(autouse=True)
+def encode_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However small batches are."""
+    monkeypatch.setattr("trajstore.writer.AHEAD_BYTES", 1)
 
 
 @pytest.fixture
@@ -508,12 +514,12 @@ def test_what_is_added_while_a_clear_fails_does_not_take_the_place_of_what_comes
     class Full(MemoryStorage):
         is_full = False
 
-        def write(self, key: str, data: bytes) -> None:
+        def write(self, key: str, *parts: bytes) -> None:
             if self.is_full and key.startswith("index/") and not goes_on.is_set():
                 reached.set()
                 assert goes_on.wait(20)
                 raise trajstore.StorageError(28, "No space left on device")
-            super().write(key, data)
+            super().write(key, *parts)
 
     disk = Full()
     with trajstore.open(disk) as store:

@@ -9,12 +9,13 @@ from conftest import make
 
 import trajstore
 from trajstore import memory
+from trajstore.packing import prepare
 from trajstore.storage import MemoryStorage
 
 
 @pytest.fixture(autouse=True)
 def no_blocks() -> None:
-    memory.release()
+    memory.BATCHES.release()
 
 
 def address(array: np.ndarray) -> int:
@@ -22,31 +23,31 @@ def address(array: np.ndarray) -> int:
 
 
 def test_a_block_comes_back_when_the_last_view_is_gone() -> None:
-    block = memory.block(100_000)
+    block = memory.BATCHES.lend(100_000)
     where = address(block)
     tensor = torch.from_numpy(np.ndarray((10, 10), np.float32, block, 400))[3:].view(-1)
     del block
     gc.collect()
-    assert address(memory.block(100_000)) != where
+    assert address(memory.BATCHES.lend(100_000)) != where
     del tensor
-    again = [memory.block(90_000) for _ in range(2)]
+    again = [memory.BATCHES.lend(90_000) for _ in range(2)]
     assert where in map(address, again)
     assert all(block.flags.writeable for block in again)
 
 
 def test_a_block_much_too_large_is_not_used() -> None:
-    block = memory.block(1_000_000)
+    block = memory.BATCHES.lend(1_000_000)
     del block
-    assert len(memory._idle) == 1
-    assert memory.block(100_000).nbytes < 200_000
+    assert len(memory.BATCHES.idle) == 1
+    assert memory.BATCHES.lend(100_000).nbytes < 200_000
 
 
 def test_few_blocks_are_kept() -> None:
-    blocks = [memory.block(10_000) for _ in range(9)]
+    blocks = [memory.BATCHES.lend(10_000) for _ in range(9)]
     blocks.clear()
-    assert len(memory._idle) == memory.MAX_IDLE
-    memory.release()
-    assert not memory._idle
+    assert len(memory.BATCHES.idle) == memory.BATCHES.max_blocks
+    memory.BATCHES.release()
+    assert not memory.BATCHES.idle
 
 
 def test_batches_that_are_kept_are_not_written_over() -> None:
@@ -66,3 +67,24 @@ def test_batches_that_are_kept_are_not_written_over() -> None:
             for _ in range(6):
                 sampler.sample(60)
             assert all(torch.equal(piece, copy) for piece, copy in zip(pieces, expected, strict=True))
+
+
+def test_no_more_bytes_are_kept_than_allowed() -> None:
+    pool = memory.BlockPool(max_blocks=9, max_bytes=50_000)
+    blocks = [pool.lend(20_000) for _ in range(3)]
+    blocks.clear()
+    assert sum(block.nbytes for block in pool.idle) == 2 * 20_480
+
+
+def test_a_copy_that_is_written_makes_room_for_the_next() -> None:
+    memory.TRAJECTORIES.release()
+    large = [make(seed=seed, image=100, steps=30) for seed in range(2)]
+    kept = prepare(large[0]).pack()
+    expected = kept.arrays["obs/main_images"].copy()
+    where = address(kept.arrays["obs/main_images"])
+    assert address(prepare(large[1]).pack().arrays["obs/main_images"]) != where
+    np.testing.assert_array_equal(kept.arrays["obs/main_images"], expected)
+    del kept
+    gc.collect()
+    addresses = {address(prepare(large[1]).pack().arrays["obs/main_images"]) for _ in range(2)}
+    assert where in addresses

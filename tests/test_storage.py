@@ -124,7 +124,9 @@ def test_replace_waits_until_all_before_it_is_durable(tmp_path: Path, monkeypatc
     events: list[str] = []
     storage = LocalStorage(tmp_path / "root")
     monkeypatch.setattr("trajstore.storage.sync_folder", lambda folder: events.append(f"folder {folder.name}"))
-    monkeypatch.setattr("trajstore.storage._write_synced", lambda path, data: (events.append(path.name), path.write_bytes(data)))
+    monkeypatch.setattr(
+        "trajstore.storage._write_synced", lambda path, parts: (events.append(path.name), path.write_bytes(b"".join(parts)))
+    )
     storage.write("s/a/x", b"1")
     storage.replace("s/doc", b"2")
     assert events[0] == "x"

@@ -18,21 +18,22 @@ The modules are floors of a house; each imports only from floors above it, as a 
 | 2 | `demo` | a rendered scene to try things on |
 | 2 | `storage` | the one seam to bytes elsewhere: directory, dictionary, any Zarr store |
 | 3 | `decode` | many chunks of one array into their places |
-| 4 | `segment` | write, link, open one segment |
-| 5 | `index` | the table of live trajectories; publish and read it |
-| 5 | `writer` | the background thread and its bounded queue |
-| 5 | `reader` | rows -> chunks -> their places |
-| 6 | `gather` | a batch: fields, memory, rows of sources |
-| 6 | `cache` | the decoded ring |
-| 7 | `sampler` | windows, seeds, what to draw |
-| 6 | `place` | what is at a place: a store, nothing, something else |
-| 8 | `view` | a store as its readers see it |
-| 9 | `staging` | segments that appear together: link, load, compact |
-| 9 | `verify` | are the bytes those that were written |
-| 10 | `store` | `TrajectoryStore`, `open` |
-| 11 | `checkpoint` | pt and pkl files, snapshots, and reading them back |
-| 12 | `replay_buffer` | the drop-in buffer |
-| 13 | `cli` | commands |
+| 4 | `arrays` | one array of a segment: description, shard, and back |
+| 5 | `segment` | encode, write, link, open one segment |
+| 6 | `index` | the table of live trajectories; publish and read it |
+| 6 | `writer` | the background thread and its bounded queue |
+| 6 | `reader` | rows -> chunks -> their places |
+| 7 | `gather` | a batch: fields, memory, rows of sources |
+| 7 | `cache` | the decoded ring |
+| 7 | `place` | what is at a place: a store, nothing, something else |
+| 8 | `sampler` | windows, seeds, what to draw |
+| 9 | `view` | a store as its readers see it |
+| 10 | `staging` | segments that appear together: link, load, compact |
+| 10 | `verify` | are the bytes those that were written |
+| 11 | `store` | `TrajectoryStore`, `open` |
+| 12 | `checkpoint` | pt and pkl files, snapshots, and reading them back |
+| 13 | `replay_buffer` | the drop-in buffer |
+| 14 | `cli` | commands |
 
 `FORMAT.md` is the specification of what is on the disk.
 """

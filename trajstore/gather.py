@@ -9,7 +9,7 @@ import numpy as np
 
 from trajstore.errors import FieldNotFoundError, InvalidRequestError, SchemaMismatchError
 from trajstore.layout import Array, Field, Ints, Schema, rows_of
-from trajstore.memory import block
+from trajstore.memory import BATCHES
 from trajstore.reader import Group, MemorySource, Source, Take, run
 from trajstore.trajectory import STORED_DTYPES, from_stored
 
@@ -53,7 +53,7 @@ class BatchLayout:
             total += -(-length * slot.row_bytes // _ALIGNMENT) * _ALIGNMENT
         if total < POOLED_BATCH_BYTES:
             return [np.empty((n, *slot.row_shape), slot.dtype) for n, slot in zip(lengths, self.slots, strict=True)]
-        memory = block(total)
+        memory = BATCHES.lend(total)
         return [
             np.ndarray((n, *slot.row_shape), slot.dtype, memory, offset)
             for n, slot, offset in zip(lengths, self.slots, offsets, strict=True)

@@ -9,19 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from trajstore.arrays import StoredArray, decode_array, encode_arrays, write_array
 from trajstore.errors import CorruptionError, InvalidRequestError, TrajectoryNotFoundError
-from trajstore.layout import Array, Ints, Places, Schema
+from trajstore.layout import Array, Ints, Places, Rows, Schema
 from trajstore.packing import Header, reference_field
-from trajstore.segment import (
-    Entry,
-    SegmentInfo,
-    StoredArray,
-    decode_array,
-    encode_array,
-    group_document,
-    parse_document,
-    write_array,
-)
+from trajstore.segment import Entry, SegmentInfo, group_document, parse_document
 from trajstore.storage import Storage
 
 INDEX = "index"
@@ -267,7 +259,7 @@ def publish(storage: Storage, index: Index, *, generation: int) -> None:
     rows = index.committed_rows()
     schemas, rows[:, _COLUMN["schema"]] = np.unique(rows[:, _COLUMN["schema"]], return_inverse=True)
     weights, rows[:, _COLUMN["weights"]] = np.unique(rows[:, _COLUMN["weights"]], return_inverse=True)
-    table, shard = encode_array("table", np.ascontiguousarray(rows.T))
+    table, shard = encode_arrays({"table": Rows([np.ascontiguousarray(rows.T)])})["table"]
     attributes = {
         "columns": COLUMNS,
         "schemas": [index.schemas[number].to_json() for number in schemas],

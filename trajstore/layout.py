@@ -1,8 +1,11 @@
 """Where things lie: pure arithmetic between samples, steps, rows and frames. The names and rules are those of FORMAT.md."""
 
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import accumulate
+from math import prod
 from typing import Any, TypeAlias
 from urllib.parse import quote
 
@@ -16,6 +19,36 @@ Array: TypeAlias = np.ndarray[Any, Any]
 
 CURR_FRAME = "curr_frame"
 """The array that maps rows to frames: int32[rows]."""
+
+
+class Rows:
+    """Arrays [n, ...] of one dtype and row shape, n >= 1 each, contiguous: read as one along the first axis, without joining them."""
+
+    def __init__(self, parts: Sequence[Array]) -> None:
+        self._parts = parts
+        self._starts = [0, *accumulate(len(part) for part in parts)]
+        self.dtype: np.dtype[Any] = parts[0].dtype
+        self.row_shape: tuple[int, ...] = parts[0].shape[1:]
+        self.row_bytes: int = prod(self.row_shape) * self.dtype.itemsize
+        self.nbytes: int = len(self) * self.row_bytes
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def chunk(self, start: int, count: int) -> Array:
+        """Rows `[start, start + count)`, contiguous, zeros behind the last one. Only what crosses a border is copied."""
+        number = bisect_right(self._starts, start) - 1
+        first = start - self._starts[number]
+        found = self._parts[number][first : first + count]
+        if len(found) == count:
+            return found
+        full = np.zeros((count, *self.row_shape), self.dtype)
+        filled = 0
+        for part in (found, *self._parts[number + 1 :]):
+            taken = part[: count - filled]
+            full[filled : filled + len(taken)] = taken
+            filled += len(taken)
+        return full
 
 
 @dataclass(frozen=True, slots=True)

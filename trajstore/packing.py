@@ -1,6 +1,7 @@
 """A trajectory as arrays of env-major rows and pooled frames, in memory: what a segment holds, one trajectory at a time."""
 
 import functools
+import math
 import uuid as uuids
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ import torch
 
 from trajstore.errors import InvalidTrajectoryError, UnsupportedTypeError
 from trajstore.layout import CURR_FRAME, Array, Field, Places, Schema, array_name, differing_rows, plan_pool
+from trajstore.memory import TRAJECTORIES
 from trajstore.trajectory import (
     FLAG_FIELDS,
     STORED_DTYPES,
@@ -24,6 +26,7 @@ from trajstore.trajectory import (
     update_count,
 )
 
+_LARGE_BYTES = 1024 * 1024
 _REFERENCE_FIELDS = ("prev_logprobs", "rewards", "actions")
 
 
@@ -232,9 +235,18 @@ def _field(path: str, dtype: torch.dtype, row_shape: tuple[int, ...], extra: int
 
 def _env_major(tensor: torch.Tensor) -> Array:
     """A copy of [T, B, ...] as rows [B * T, ...]."""
-    copy = torch.empty((tensor.shape[1], tensor.shape[0], *tensor.shape[2:]), dtype=tensor.dtype)
-    copy.copy_(tensor.transpose(0, 1))
-    return to_stored(copy.flatten(0, 1))
+    name, row_shape = dtype_name(tensor.dtype), tensor.shape[2:]
+    rows = _empty((tensor.shape[0] * tensor.shape[1], *row_shape), STORED_DTYPES[name])
+    from_stored(rows, name).view(tensor.shape[1], tensor.shape[0], *row_shape).copy_(tensor.transpose(0, 1))
+    return rows
+
+
+def _empty(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
+    """Uninitialised memory; large blocks are used again when the trajectory before is written."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    if nbytes < _LARGE_BYTES:
+        return np.empty(shape, dtype)
+    return TRAJECTORIES.lend(nbytes)[:nbytes].view(dtype).reshape(shape)
 
 
 def _plan(tensors: Mapping[str, torch.Tensor], stored: Mapping[str, Array], num_steps: int) -> tuple[Array, int, frozenset[str]]:
@@ -264,7 +276,7 @@ def _inserted(curr: Array, after: Array) -> np.ndarray[tuple[int, ...], np.dtype
 
 def _pool(curr: Array, after: Array, frames: Array, num_frames: int) -> Array:
     """Frames [F, ...] from both observations [T, B, ...] and the plan int32[B, T]."""
-    pool = np.empty((num_frames, *curr.shape[2:]), curr.dtype)
+    pool = _empty((num_frames, *curr.shape[2:]), curr.dtype)
     order = frames.T.reshape(-1)
     pool[order] = curr.reshape(len(order), *curr.shape[2:])
     missing = np.ones(num_frames, np.bool_)

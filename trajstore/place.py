@@ -3,9 +3,10 @@
 import uuid as uuids
 from collections.abc import Iterator
 
+from trajstore.arrays import to_document
 from trajstore.errors import CorruptionError, FormatVersionError, NotAStoreError, StoreNotFoundError
 from trajstore.index import INDEX, Index, publish
-from trajstore.segment import GROUP, SEGMENTS, group_document, parse_document, to_document
+from trajstore.segment import GROUP, SEGMENTS, group_document, parse_document
 from trajstore.storage import Storage
 
 FORMAT_VERSION = 1

@@ -13,10 +13,11 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from trajstore.arrays import StoredArray
 from trajstore.decode import BadChunkError, Chunks, find_chunks
 from trajstore.layout import CURR_FRAME, Array, Ints, Places, Schema, array_ranges
 from trajstore.packing import array_shape
-from trajstore.segment import Segment, StoredArray
+from trajstore.segment import Segment
 from trajstore.storage import ByteRange
 from trajstore.threads import num_threads, parallel_map
 

@@ -2,101 +2,23 @@
 
 import functools
 import json
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from trajstore.codec import Codec, choose_codec, choose_rows_per_chunk, codec_from_json
-from trajstore.decode import find_chunks
+from trajstore.arrays import Parts, StoredArray, decode_array, encode_arrays, to_document, write_array
 from trajstore.errors import CorruptionError
-from trajstore.layout import CURR_FRAME, Array, Places, Schema, array_ranges
+from trajstore.layout import CURR_FRAME, Array, Places, Rows, Schema, array_ranges
 from trajstore.packing import Header, Packed
-from trajstore.shard import build, crc32c, index_bytes, parse_index
+from trajstore.shard import index_bytes, parse_index
 from trajstore.storage import ByteRange, Storage
-from trajstore.threads import parallel_map
+from trajstore.threads import parallel_wait
 from trajstore.trajectory import Json
 
 SEGMENTS = "segments"
 GROUP: dict[str, Json] = {"zarr_format": 3, "node_type": "group"}
-_ENCODE_BYTES = 4 * 1024 * 1024
-"""Rows that one task of the encoder takes."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoredArray:
-    """One array of a segment: a single shard.
-
-    Attributes:
-        name: Path below the segment.
-        rows: Length of the first axis.
-        dtype: Stored dtype, numpy's name.
-        row_shape: The other axes.
-        rows_per_chunk: Rows of an inner chunk.
-        codec: How inner chunks are compressed.
-        bytes, crc32c: Size and checksum of the shard file; 0 for rows without bytes, which have no file.
-    """
-
-    name: str
-    rows: int
-    dtype: str
-    row_shape: tuple[int, ...]
-    rows_per_chunk: int
-    codec: Codec
-    bytes: int
-    crc32c: int
-
-    @property
-    def num_chunks(self) -> int:
-        return -(-self.rows // self.rows_per_chunk) if self.bytes else 0
-
-    @property
-    def row_bytes(self) -> int:
-        return math.prod(self.row_shape) * np.dtype(self.dtype).itemsize
-
-    @property
-    def chunk_bytes(self) -> int:
-        return self.rows_per_chunk * self.row_bytes
-
-    @property
-    def shard_key(self) -> str:
-        """Key of the shard below the array."""
-        return "c" + ".0" * (1 + len(self.row_shape))
-
-    def metadata(self, attributes: Mapping[str, Json]) -> dict[str, Json]:
-        """Its Zarr v3 metadata document."""
-        dtype = np.dtype(self.dtype)
-        row_shape = [max(size, 1) for size in self.row_shape]
-        to_bytes = [{"name": "bytes", "configuration": {"endian": "little"}}]
-        crc = [{"name": "crc32c"}]
-        sharding = {
-            "chunk_shape": [self.rows_per_chunk, *row_shape],
-            "codecs": [*to_bytes, *self.codec.zarr_metadata(), *crc],
-            "index_codecs": [*to_bytes, *crc],
-            "index_location": "end",
-        }
-        padded_rows = -(-self.rows // self.rows_per_chunk) * self.rows_per_chunk
-        return {
-            "zarr_format": 3,
-            "node_type": "array",
-            "shape": [self.rows, *self.row_shape],
-            "data_type": self.dtype,
-            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [padded_rows, *row_shape]}},
-            "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
-            "fill_value": [0.0, 0.0] if dtype.kind == "c" else dtype.type(0).item(),
-            "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
-            "attributes": attributes,
-        }
-
-    def to_json(self) -> dict[str, Json]:
-        """Its description, without the name."""
-        return {key: value for key, value in asdict(self).items() if key != "name"}
-
-    @classmethod
-    def from_json(cls, name: str, value: Mapping[str, Json]) -> "StoredArray":
-        return cls(**{**value, "name": name, "row_shape": tuple(value["row_shape"]), "codec": codec_from_json(value["codec"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,11 +96,6 @@ def segment_key(number: int) -> str:
     return f"{SEGMENTS}/{number}"
 
 
-def to_document(node: Mapping[str, Json]) -> bytes:
-    """A Zarr metadata document as it is stored."""
-    return json.dumps(node, separators=(",", ":"), allow_nan=False).encode()
-
-
 def group_document(attributes: Mapping[str, Json]) -> bytes:
     """A group with `attributes.trajstore`."""
     return to_document({**GROUP, "attributes": {"trajstore": attributes}})
@@ -207,22 +124,41 @@ def read_segment_info(storage: Storage, number: int) -> SegmentInfo:
         raise CorruptionError(f"{storage.location}: {key} does not parse: {error!r}") from error
 
 
-def write_segment(storage: Storage, number: int, *, trajectories: Sequence[tuple[int, Packed]], recover: bool) -> SegmentInfo:
-    """Writes and commits trajectories (id, packed) of one schema as a segment. Durable on return."""
-    schema, first = trajectories[0][1].schema, trajectories[0][1].arrays
+@dataclass(frozen=True)
+class EncodedSegment:
+    """A segment that is ready to be written.
 
-    def write(name: str) -> StoredArray:
-        parts = [packed.arrays[name] for _, packed in trajectories]
-        rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        return _write_array(storage, f"{segment_key(number)}/{name}", name=name, rows=rows, schema=schema)
+    Attributes:
+        info: Its description.
+        shards: Array name -> its shard.
+    """
 
-    # the largest first: others sync their small files while it is encoded
-    names = sorted(first, key=lambda name: first[name].nbytes, reverse=True)
-    written = {name: write(name) for name in names}
-    arrays = {name: written[name] for name in first}
-    info = SegmentInfo(recover, schema, arrays, tuple(_entries(trajectories)))
-    commit_segment(storage, number, info)
-    return info
+    info: SegmentInfo
+    shards: dict[str, Parts]
+
+
+def encode_segment(trajectories: Sequence[tuple[int, Packed]], *, recover: bool) -> EncodedSegment:
+    """Encodes trajectories (id, packed) of one schema."""
+    first = trajectories[0][1]
+    rows = {name: Rows([packed.arrays[name] for _, packed in trajectories]) for name in first.arrays}
+    encoded = encode_arrays(rows, pools={field.array for field in first.schema.fields if field.frame is not None})
+    arrays = {name: array for name, (array, _) in encoded.items()}
+    info = SegmentInfo(recover, first.schema, arrays, tuple(_entries(trajectories)))
+    return EncodedSegment(info, {name: shard for name, (_, shard) in encoded.items()})
+
+
+def write_segment(storage: Storage, number: int, encoded: EncodedSegment) -> SegmentInfo:
+    """Writes and commits a segment. Durable on return."""
+    schema = encoded.info.schema
+
+    def write(array: StoredArray) -> None:
+        torch_dtype = schema.by_array[array.name][0].dtype if array.name in schema.by_array else array.dtype
+        attributes = {} if torch_dtype == array.dtype else {"torch_dtype": torch_dtype}
+        write_array(storage, f"{segment_key(number)}/{array.name}", array=array, shard=encoded.shards[array.name], attributes=attributes)
+
+    parallel_wait(write, sorted(encoded.info.arrays.values(), key=lambda array: array.bytes, reverse=True))
+    commit_segment(storage, number, encoded.info)
+    return encoded.info
 
 
 def commit_segment(storage: Storage, number: int, info: SegmentInfo) -> None:
@@ -259,59 +195,6 @@ def _entries(trajectories: Sequence[tuple[int, Packed]]) -> Iterator[Entry]:
         row_start += header.num_steps * header.num_envs
         env_start += header.num_envs
         frame_start += header.num_frames
-
-
-def _write_array(storage: Storage, key: str, *, name: str, rows: Array, schema: Schema) -> StoredArray:
-    torch_dtype = schema.by_array[name][0].dtype if name in schema.by_array else rows.dtype.name
-    attributes = {} if torch_dtype == rows.dtype.name else {"torch_dtype": torch_dtype}
-    stored, shard = encode_array(name, rows)
-    write_array(storage, key, array=stored, shard=shard, attributes=attributes)
-    return stored
-
-
-def write_array(storage: Storage, key: str, *, array: StoredArray, shard: bytes, attributes: Mapping[str, Json]) -> None:
-    """Writes an encoded array's two files below `key`, or its document alone when it has no bytes."""
-    if shard:
-        storage.write(f"{key}/{array.shard_key}", shard)
-    storage.write(f"{key}/zarr.json", to_document(array.metadata(attributes)))
-
-
-def encode_array(name: str, rows: Array) -> tuple[StoredArray, bytes]:
-    """Rows [n, ...], n > 0, contiguous -> the array's description and its shard (empty when rows have no bytes)."""
-    if not rows.nbytes:
-        return StoredArray(name, len(rows), rows.dtype.name, rows.shape[1:], 1, Codec("none"), 0, 0), b""
-    per_chunk = choose_rows_per_chunk(rows)
-    codec = choose_codec(rows, rows_per_chunk=per_chunk)
-    starts = range(0, len(rows), per_chunk)
-    share = max(1, _ENCODE_BYTES // (per_chunk * rows[0].nbytes))
-    shares = [starts[first : first + share] for first in range(0, len(starts), share)]
-
-    def encode(share: range) -> list[bytes]:
-        return [codec.encode(_padded(rows[start : start + per_chunk], per_chunk)) for start in share]
-
-    shard = build([chunk for chunks in parallel_map(encode, shares) for chunk in chunks])
-    return StoredArray(name, len(rows), rows.dtype.name, rows.shape[1:], per_chunk, codec, len(shard), crc32c(shard)), shard
-
-
-def decode_array(array: StoredArray, shard: bytes) -> Array:
-    """Inverse of `encode_array`; `CorruptionError` if the bytes are not those that were written."""
-    rows = np.empty((array.num_chunks * array.rows_per_chunk or array.rows, *array.row_shape), array.dtype)
-    if array.bytes:
-        if len(shard) != array.bytes or crc32c(shard) != array.crc32c:
-            raise CorruptionError(f"{len(shard)} bytes are not the {array.bytes} that were written")
-        data = np.frombuffer(shard, np.uint8)
-        table = parse_index(data[-index_bytes(array.num_chunks) :], shard_bytes=len(data))
-        chunks = find_chunks(array.codec, array.chunk_bytes, data, table)
-        chunks.decode(0, array.num_chunks, target=rows, offsets=np.arange(array.num_chunks) * array.chunk_bytes)
-    return rows[: array.rows]
-
-
-def _padded(rows: Array, count: int) -> Array:
-    if len(rows) == count:
-        return rows
-    full = np.zeros((count, *rows.shape[1:]), rows.dtype)
-    full[: len(rows)] = rows
-    return full
 
 
 class Segment:

@@ -1,6 +1,7 @@
 """The bytes of a `sharding_indexed` shard (Zarr v3, index at the end): chunks, then their offsets and lengths, then a crc32c."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import google_crc32c
@@ -15,6 +16,11 @@ _ENTRY_BYTES = 16
 def crc32c(data: bytes | np.ndarray[Any, Any]) -> int:
     """The Castagnoli checksum that Zarr's `crc32c` codec appends. Arrays are uint8[n], contiguous."""
     return int(google_crc32c.value(data))
+
+
+def crc32c_of_all(parts: Iterable[bytes]) -> int:
+    """The checksum of parts that follow one another."""
+    return functools.reduce(google_crc32c.extend, parts, 0)
 
 
 def with_crc(data: bytes) -> bytes:
@@ -35,11 +41,11 @@ def index_bytes(num_chunks: int) -> int:
     return num_chunks * _ENTRY_BYTES + CRC_BYTES
 
 
-def build(chunks: Sequence[bytes]) -> bytes:
-    """A shard of these encoded chunks, in order."""
+def build_index(chunks: Sequence[bytes]) -> bytes:
+    """What follows these encoded chunks to make a shard of them."""
     lengths = np.array([len(chunk) for chunk in chunks], "<u8")
     entries = np.stack([np.cumsum(lengths, dtype="<u8") - lengths, lengths], axis=1)
-    return b"".join([*chunks, with_crc(entries.tobytes())])
+    return with_crc(entries.tobytes())
 
 
 def parse_index(data: np.ndarray[Any, Any], *, shard_bytes: int) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -12,7 +12,7 @@ from trajstore.index import PENDING, Selection
 from trajstore.layout import Ints, Schema
 from trajstore.packing import Packed
 from trajstore.sampler import MAX_ATTEMPTS
-from trajstore.segment import Entry, delete_segment, link_segment, write_segment
+from trajstore.segment import Entry, delete_segment, encode_segment, link_segment, write_segment
 from trajstore.storage import Storage
 from trajstore.view import StoreView
 
@@ -58,7 +58,7 @@ class Staging:
         """Writes what was added, a segment a schema."""
         for trajectories in self._waiting.values():
             number = self._number()
-            info = write_segment(self.storage, number, trajectories=trajectories, recover=False)
+            info = write_segment(self.storage, number, encode_segment(trajectories, recover=False))
             self._note(number, info.entries, info.schema)
         self._waiting.clear()
         self._waiting_bytes = 0

@@ -68,8 +68,8 @@ class Storage(Protocol):
     def list(self, prefix: str) -> list[str]:
         """Names of the objects and folders directly below a prefix, in no order; none where there is nothing."""
 
-    def write(self, key: str, data: bytes) -> None:
-        """Stores an object that no other refers to yet."""
+    def write(self, key: str, *parts: bytes) -> None:
+        """Stores an object that no other refers to yet; its bytes come in one part or several."""
 
     def replace(self, key: str, data: bytes) -> None:
         """Stores an object atomically and durably, after all earlier writes and links are durable."""
@@ -138,17 +138,17 @@ class LocalStorage:
             return os.listdir(self.root / prefix)
         return []
 
-    def write(self, key: str, data: bytes) -> None:
+    def write(self, key: str, *parts: bytes) -> None:
         with self._as_storage_error("write", key):
             path = self._prepare(key)
-            _write_synced(path, data)
+            _write_synced(path, parts)
 
     def replace(self, key: str, data: bytes) -> None:
         with self._as_storage_error("write", key):
             path = self._prepare(key)
             self._sync_folders()
             temporary = path.with_name(f".{path.name}.tmp")
-            _write_synced(temporary, data)
+            _write_synced(temporary, [data])
             temporary.replace(path)
             sync_folder(path.parent)
 
@@ -247,9 +247,9 @@ class LocalStorage:
             raise StorageError(error.errno or errno.EIO, what) from error
 
 
-def _write_synced(path: Path, data: bytes) -> None:
+def _write_synced(path: Path, parts: Sequence[bytes]) -> None:
     with open(path, "wb") as file:
-        file.write(data)
+        file.writelines(parts)
         file.flush()
         os.fsync(file.fileno())
 
@@ -280,8 +280,8 @@ class MemoryStorage:
         start = f"{prefix}/" if prefix else ""
         return list({key[len(start) :].split("/", 1)[0] for key in list(self.objects) if key.startswith(start)})
 
-    def write(self, key: str, data: bytes) -> None:
-        self.objects[key] = data
+    def write(self, key: str, *parts: bytes) -> None:
+        self.objects[key] = b"".join(parts)
 
     replace = write
 
@@ -348,8 +348,8 @@ class ZarrStorage:
     async def _list(self, prefix: str) -> builtins.list[str]:
         return [name.rstrip("/").rsplit("/", 1)[-1] async for name in self._store.list_dir(prefix)]
 
-    def write(self, key: str, data: bytes) -> None:
-        sync(self._store.set(key, self._prototype.buffer.from_bytes(data)))
+    def write(self, key: str, *parts: bytes) -> None:
+        sync(self._store.set(key, self._prototype.buffer.from_bytes(b"".join(parts))))
 
     replace = write
 

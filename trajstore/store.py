@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import functools
 import logging
 import os
 import threading
@@ -25,12 +26,12 @@ from trajstore.index import INDEX, Index, publish
 from trajstore.layout import Ints
 from trajstore.packing import Packed, prepare
 from trajstore.place import create, erase, is_store
-from trajstore.segment import delete_segment, write_segment
+from trajstore.segment import EncodedSegment, delete_segment, encode_segment, write_segment
 from trajstore.staging import Staging, worth_compacting
 from trajstore.storage import Storage, open_storage
 from trajstore.verify import Fault, find_faults
 from trajstore.view import StoreView
-from trajstore.writer import Batch, Writer
+from trajstore.writer import Writer
 
 logger = logging.getLogger(__name__)
 
@@ -131,7 +132,12 @@ class TrajectoryStore(StoreView):
         self._closed = self._is_unlocked = False
         self._pid = os.getpid()
         self._writer = Writer(
-            self._commit, after_commit=self._settle, lock=self._lock, segment_bytes=segment_bytes, queue_bytes=queue_bytes
+            functools.partial(encode_segment, recover=True),
+            commit=self._commit,
+            after_commit=self._settle,
+            lock=self._lock,
+            segment_bytes=segment_bytes,
+            queue_bytes=queue_bytes,
         )
         if not read_only:
             self._remove_leftovers()
@@ -180,13 +186,13 @@ class TrajectoryStore(StoreView):
         self._is_published = False
         self._version += 1
 
-    def _commit(self, batch: Batch) -> None:
+    def _commit(self, encoded: EncodedSegment) -> None:
         """Makes a batch durable; runs on the writer's thread."""
         with self._lock:
             number = self._take_number()
             self._writing.add(number)
         try:
-            info = write_segment(self.storage, number, trajectories=batch, recover=True)
+            info = write_segment(self.storage, number, encoded)
         except BaseException:
             with contextlib.suppress(OSError):
                 delete_segment(self.storage, number)

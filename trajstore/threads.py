@@ -1,16 +1,20 @@
-"""The one pool of threads that encode and decode chunks. Codecs release the GIL, so two threads are twice as fast."""
+"""The threads that encode, decode and wait for disks. Codecs release the GIL, so two threads are twice as fast."""
 
 import contextlib
 import os
+import sys
+import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from typing import TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Literal, TypeVar
 
 In = TypeVar("In")
 Out = TypeVar("Out")
 
-_pools: list[ThreadPoolExecutor] = []
-"""The pool, once there is one."""
+_pools: dict[str, ThreadPoolExecutor] = {}
+"""By what they do. The threads of all but `decode`, for which a caller waits, leave cores to others first."""
+_FILE_THREADS = 8
+_NICENESS = 5
 
 
 def num_threads() -> int:
@@ -21,11 +25,21 @@ def num_threads() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def parallel_map(function: Callable[[In], Out], items: Sequence[In]) -> list[Out]:
-    """`[function(item) for item in items]`, the calling thread and the pool's taking items in turn. Thread-safe.
+def parallel_map(function: Callable[[In], Out], items: Sequence[In], *, pool: Literal["decode", "encode"] = "decode") -> list[Out]:
+    """`[function(item) for item in items]` by as many threads as there are cores.
 
-    All threads have stopped when it returns or raises; the first error of an item is raised.
+    The calling thread and the pool's take items in turn. All have stopped when it returns or raises; the first error of an
+    item is raised. Thread-safe.
     """
+    return _map(pool, num_threads(), function, items)
+
+
+def parallel_wait(function: Callable[[In], Out], items: Sequence[In]) -> list[Out]:
+    """The same for functions that mostly wait, as for a disk to sync: by more threads than there are cores."""
+    return _map("files", _FILE_THREADS, function, items)
+
+
+def _map(pool: str, size: int, function: Callable[[In], Out], items: Sequence[In]) -> list[Out]:
     results: dict[int, Out] = {}
     turns = iter(enumerate(items))  # its next() is atomic
 
@@ -35,8 +49,8 @@ def parallel_map(function: Callable[[In], Out], items: Sequence[In]) -> list[Out
 
     futures = []
     with contextlib.suppress(RuntimeError):  # the interpreter is shutting down: the pool takes no more work
-        for _ in range(min(num_threads(), len(items)) - 1):
-            futures.append(_executor().submit(take_turns))  # noqa: PERF401
+        for _ in range(min(size, len(items)) - 1):
+            futures.append(_pool(pool, size - 1).submit(take_turns))  # noqa: PERF401
     try:
         take_turns()
     finally:
@@ -47,17 +61,31 @@ def parallel_map(function: Callable[[In], Out], items: Sequence[In]) -> list[Out
     return [results[number] for number in range(len(items))]
 
 
-def _executor() -> ThreadPoolExecutor:
-    if not _pools:
-        _pools.append(ThreadPoolExecutor(max(1, num_threads() - 1), thread_name_prefix="trajstore-codec"))
-    return _pools[0]
+def start_ahead(function: Callable[[In], Out], item: In) -> "Future[Out] | None":
+    """Begins `function(item)` on a thread of its own; None when the interpreter is shutting down and takes no more work."""
+    with contextlib.suppress(RuntimeError):
+        return _pool("ahead", 1).submit(function, item)
+    return None
+
+
+def _pool(name: str, size: int) -> ThreadPoolExecutor:
+    if name not in _pools:
+        initializer = None if name == "decode" else step_back
+        _pools[name] = ThreadPoolExecutor(size, thread_name_prefix=f"trajstore-{name}", initializer=initializer)
+    return _pools[name]
+
+
+def step_back() -> None:
+    """Lets other threads have the cores before the calling one, which works in the background. Linux only; it can't be undone."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + _NICENESS)
 
 
 def stop_threads() -> None:
-    """Ends the pool's threads; they start again when there is work."""
+    """Ends the threads; they start again when there is work."""
     while _pools:
-        _pools.pop().shutdown()
+        _pools.popitem()[1].shutdown()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_pools.clear)  # a forked child has the executor but not its threads
+    os.register_at_fork(after_in_child=_pools.clear)  # a forked child has the executors but not their threads

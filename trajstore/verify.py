@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from trajstore.arrays import StoredArray, decode_array
 from trajstore.errors import CorruptionError
-from trajstore.segment import Segment, StoredArray, decode_array
+from trajstore.segment import Segment
 from trajstore.view import StoreView
 
 

@@ -3,27 +3,42 @@
 import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TypeAlias
+from concurrent.futures import Future
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from trajstore.errors import ClosedError
+from trajstore.memory import TRAJECTORIES
 from trajstore.packing import Packed
+from trajstore.threads import start_ahead, step_back
 
 Batch: TypeAlias = Sequence[tuple[int, Packed]]
 """Trajectories (id, packed) of one schema."""
+Encoded = TypeVar("Encoded")
+"""What a batch is encoded to."""
 
+AHEAD_BYTES = 16 * 1024 * 1024
+"""A batch of so many raw bytes is encoded while the one before it is written; smaller ones wait, so that they can grow."""
 
 IDLE_S = 5.0
 """The thread ends after so long without work; the next trajectory starts one."""
 
 
-class Writer:
+class Ahead(NamedTuple, Generic[Encoded]):
+    """A batch that is encoded before its turn."""
+
+    batch: Batch
+    encoded: "Future[Encoded]"
+
+
+class Writer(Generic[Encoded]):
     """Commits queued trajectories in order, in groups of one schema.
 
     A failed commit leaves its trajectories queued and readable. The failure is raised once, by the next call of `check`, `put` or `flush`;
     then the commit is tried again.
 
     Args:
-        commit: Makes a batch durable; called on the thread.
+        encode: Does the work on a batch that touches neither storage nor store.
+        commit: Makes an encoded batch durable; called on the thread, in order.
         after_commit: What is to be done once it is; a failure is raised as one of `commit` is, but the batch is not tried again.
         lock: Guards the queue; shared with the owner, so that queue and index change together.
         segment_bytes: Raw bytes of a group; at least one trajectory is taken.
@@ -32,13 +47,15 @@ class Writer:
 
     def __init__(
         self,
-        commit: Callable[[Batch], None],
+        encode: Callable[[Batch], Encoded],
         *,
+        commit: Callable[[Encoded], None],
         after_commit: Callable[[], None],
         lock: threading.RLock,
         segment_bytes: int,
         queue_bytes: int,
     ) -> None:
+        self._encode = encode
         self._commit = commit
         self._after_commit = after_commit
         self._changed = threading.Condition(lock)
@@ -46,6 +63,7 @@ class Writer:
         self._queue_bytes = queue_bytes
         self._queue: dict[int, Packed] = {}
         self._nbytes = 0
+        self._ahead: Ahead[Encoded] | None = None
         self._failure: BaseException | None = None
         self._is_committing = False
         self._num_commits = 0
@@ -89,7 +107,7 @@ class Writer:
 
     def forget_thread(self, lock: threading.RLock) -> None:
         """In a forked child, which has neither the thread nor whoever holds the old lock: the queue can be read under a new one."""
-        self._changed, self._thread, self._is_committing = threading.Condition(lock), None, False
+        self._changed, self._thread, self._is_committing, self._ahead = threading.Condition(lock), None, False, None
 
     def _start(self) -> None:
         if self._thread is None:
@@ -153,21 +171,28 @@ class Writer:
         self.stop()
 
     def _run(self) -> None:
+        step_back()
         while True:
             with self._changed:
                 if not self._wait_for_work():
                     return
-                batch = self._next_batch()
+                ahead, self._ahead = self._ahead, None
+                if ahead is not None and not self._is_queued(ahead.batch):
+                    ahead = None
+                batch = ahead.batch if ahead is not None else self._next_batch()
                 self._is_committing = True
                 self._num_commits += 1
             failure: BaseException | None = None
             try:
-                self._commit(batch)
+                encoded = ahead.encoded.result() if ahead is not None else self._encode(batch)
+                self._encode_ahead(batch)
+                self._commit(encoded)
             except BaseException as error:  # noqa: BLE001  raised in the caller's thread by check
                 failure = error
             with self._changed:
                 self._is_committing = failure is None
                 self._failure = failure
+                self._ahead = self._ahead if failure is None else None  # the batch before it has to be tried again
                 self._drop([] if failure else [trajectory_id for trajectory_id, _ in batch])
             if failure is None:
                 self._finish()
@@ -179,6 +204,7 @@ class Writer:
                 return True
             if not self._changed.wait(IDLE_S) and not self._queue:
                 self._thread = None
+                TRAJECTORIES.release()
         return False
 
     def _finish(self) -> None:
@@ -192,10 +218,25 @@ class Writer:
             self._failure = failure
             self._changed.notify_all()
 
-    def _next_batch(self) -> Batch:
+    def _is_queued(self, batch: Batch) -> bool:
+        """Whether all of a batch still waits; what was discarded must not be written, nor placed under an id that means another."""
+        return all(self._queue.get(trajectory_id) is packed for trajectory_id, packed in batch)
+
+    def _encode_ahead(self, before: Batch) -> None:
+        """Begins to encode the batch that comes after another one, if it is large."""
+        with self._changed:
+            batch = self._next_batch(before)
+            if sum(packed.nbytes for _, packed in batch) >= AHEAD_BYTES:
+                encoded = start_ahead(self._encode, batch)
+                self._ahead = Ahead(batch, encoded) if encoded is not None else None
+
+    def _next_batch(self, before: Batch = ()) -> Batch:
+        passed = {trajectory_id for trajectory_id, _ in before}
         batch: list[tuple[int, Packed]] = []
         nbytes = 0
         for trajectory_id, packed in self._queue.items():
+            if trajectory_id in passed:
+                continue
             nbytes += packed.nbytes
             if batch and (nbytes > self._segment_bytes or packed.schema != batch[0][1].schema):
                 break
