@@ -1,5 +1,6 @@
 """One store on every kind of storage, and what a directory promises."""
 
+import os
 import shutil
 import threading
 from pathlib import Path
@@ -132,6 +133,19 @@ def test_replace_waits_until_all_before_it_is_durable(tmp_path: Path, monkeypatc
     assert events[0] == "x"
     assert set(events[1:-2]) == {"folder s", "folder a", "folder root", f"folder {tmp_path.name}"}
     assert events[-2:] == [".doc.tmp", "folder s"]
+
+
+def test_what_the_system_writes_in_pieces_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.writev
+    monkeypatch.setattr(os, "writev", lambda descriptor, parts: write(descriptor, [b"".join(parts)[:1000]]))
+    parts = [bytes([number % 251]) * (number % 13) for number in range(3000)]
+    storage = LocalStorage(tmp_path)
+    storage.write("x", *parts)
+    storage.write("empty")
+    monkeypatch.undo()
+    storage.write("y", *parts)
+    assert storage.read("x") == storage.read("y") == b"".join(parts)
+    assert storage.read("empty") == b""
 
 
 def test_files_on_another_file_system_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -189,3 +189,12 @@ def test_the_store_on_disk_is_as_it_was_after_bad_input(tmp_path: Path) -> None:
                 store.append(bad)
         store.flush()
         assert {path: path.stat().st_mtime_ns for path in (tmp_path / "s").rglob("*")} == before
+
+
+@pytest.mark.parametrize("nothing", [[], (), None])
+def test_adding_nothing_is_refused(nothing: Any) -> None:
+    with trajstore.TrajectoryReplayBuffer() as buffer:
+        buffer.add_trajectories([make(seed=1)])
+        with pytest.raises(trajstore.InvalidRequestError, match="found none"):
+            buffer.add_trajectories(nothing)
+        assert buffer.get_stats()["num_trajectories"] == 1

@@ -126,8 +126,7 @@ def choose_rows_per_chunk(rows: Rows, *, is_pool: bool = False) -> int:
     # a place may lie where one environment ends and another begins: the median of several is taken
     counts = [_rows_worth_one_chunk(rows, start) for start in _spread(len(rows) - 1)]
     least = 2 if is_pool and rows.row_bytes < LZ4_WINDOW_BYTES else 1
-    # the power of two at or below
-    return 1 << int(min(limit, max(least, sorted(counts)[len(counts) // 2]))).bit_length() - 1
+    return min(limit, max(least, int(sorted(counts)[len(counts) // 2])))
 
 
 def _spread(count: int) -> list[int]:

@@ -3,7 +3,7 @@
 import functools
 import math
 import uuid as uuids
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 from trajstore.errors import InvalidTrajectoryError, UnsupportedTypeError
 from trajstore.layout import CURR_FRAME, Array, Field, Places, Schema, array_name, differing_rows, plan_pool
 from trajstore.memory import TRAJECTORIES
+from trajstore.threads import In, Out, parallel_map
 from trajstore.trajectory import (
     FLAG_FIELDS,
     STORED_DTYPES,
@@ -27,6 +28,7 @@ from trajstore.trajectory import (
 )
 
 _LARGE_BYTES = 1024 * 1024
+"""From here on it pays to use memory again, and several threads."""
 _REFERENCE_FIELDS = ("prev_logprobs", "rewards", "actions")
 
 
@@ -105,13 +107,20 @@ class Prepared:
             (path, tensor.dtype, tuple(tensor.shape[2:]), tensor.shape[0] - self.num_steps) for path, tensor in self.tensors.items()
         )
         schema = _schema(rows, pooled)
-        for field in schema.fields:
+        kept = [field for field in schema.fields if field.frame != 1]
+
+        def copy(field: Field) -> Array:
             if field.frame is None:
-                arrays[field.array] = _env_major(self.tensors[field.path])
-            elif field.frame == 0:
-                after = stored[field.path.replace("curr_obs/", "next_obs/", 1)]
-                arrays[field.array] = _pool(stored[field.path], after, frames, num_frames)
+                return _env_major(self.tensors[field.path])
+            after = stored[field.path.replace("curr_obs/", "next_obs/", 1)]
+            return _pool(stored[field.path], after, frames, num_frames)
+
+        arrays |= zip([field.array for field in kept], _each(copy, kept, nbytes=self._nbytes), strict=True)
         return Packed(self._header(num_frames), schema, arrays, self.aside)
+
+    @property
+    def _nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def _header(self, num_frames: int) -> Header:
         return Header(
@@ -251,19 +260,28 @@ def _empty(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
 
 def _plan(tensors: Mapping[str, torch.Tensor], stored: Mapping[str, Array], num_steps: int) -> tuple[Array, int, frozenset[str]]:
     """The pool's frames int32[B, T], their number, and the observation keys that are pooled."""
-    inserted: dict[str, np.ndarray[tuple[int, ...], np.dtype[np.bool_]]] = {}
-    for path, tensor in tensors.items():
-        top, _, key = path.partition("/")
-        after = tensors.get(f"next_obs/{key}")
-        if top != "curr_obs" or after is None or after.dtype != tensor.dtype or after.shape != tensor.shape:
-            continue
-        if tensor.shape[0] == num_steps:
-            inserted[key] = _inserted(stored[path], stored[f"next_obs/{key}"])
-    if not inserted:
+    keys = [key for top, _, key in (path.partition("/") for path in tensors) if top == "curr_obs" and _are_alike(tensors, key, num_steps)]
+    if not keys:
         return np.zeros((0, 0), np.int32), 0, frozenset()
+
+    def find(key: str) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+        return _inserted(stored[f"curr_obs/{key}"], stored[f"next_obs/{key}"])
+
+    inserted = dict(zip(keys, _each(find, keys, nbytes=sum(stored[f"curr_obs/{key}"].nbytes for key in keys)), strict=True))
     plan = inserted[max(inserted, key=lambda key: stored[f"curr_obs/{key}"].nbytes)]
     pooled = frozenset(key for key, where in inserted.items() if not (where & ~plan).any())
     return *plan_pool(plan), pooled
+
+
+def _are_alike(tensors: Mapping[str, torch.Tensor], key: str, num_steps: int) -> bool:
+    """Whether both observations have a key, with one dtype and shape and no extra rows."""
+    curr, after = tensors[f"curr_obs/{key}"], tensors.get(f"next_obs/{key}")
+    return after is not None and after.dtype == curr.dtype and after.shape == curr.shape and curr.shape[0] == num_steps
+
+
+def _each(function: Callable[[In], Out], items: Sequence[In], *, nbytes: int) -> list[Out]:
+    """`[function(item) for item in items]`, by several threads when there are many bytes to go through."""
+    return parallel_map(function, items) if nbytes > _LARGE_BYTES else [function(item) for item in items]
 
 
 def _inserted(curr: Array, after: Array) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:

@@ -148,14 +148,18 @@ class TrajectoryReplayBuffer:
     def add_trajectories(self, trajectories: Sequence[object]) -> None:
         """Adds trajectories [T, B, ...], of this library's class or RLinf's. They are copied before it returns.
 
-        An empty list adds nothing, as in RLinf.
-
         Raises:
+            InvalidRequestError: There are none.
             InvalidTrajectoryError, UnsupportedTypeError: One can't be stored; none is added then.
             StorageError: An earlier one could not be written.
             ClosedError: The buffer was closed.
         """
-        count = len(self.store.extend(trajectories or []))
+        trajectories = list(trajectories or [])
+        if not trajectories:
+            raise InvalidRequestError(
+                "add_trajectories: expected trajectories, found none; leave the call out when there is nothing to add"
+            )
+        count = len(self.store.extend(trajectories))
         with self._counting:
             self._added += count
 

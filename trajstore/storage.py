@@ -14,8 +14,9 @@ import re
 import shutil
 import socket
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -32,6 +33,8 @@ from trajstore.mapping import Bytes, map_file
 
 MAX_MAPS = 4096
 """Files mapped at a time; the kernel's limit is 65,530 a process."""
+MAX_PARTS = 1024
+"""Parts written by one call: POSIX systems take so many."""
 MAX_REQUESTS = 64
 """Byte-range reads in flight at a time, for stores that are not local."""
 
@@ -248,9 +251,14 @@ class LocalStorage:
 
 
 def _write_synced(path: Path, parts: Sequence[bytes]) -> None:
-    with open(path, "wb") as file:
-        file.writelines(parts)
-        file.flush()
+    with open(path, "wb", buffering=0) as file:
+        left = deque(memoryview(part) for part in parts if part)
+        while left:
+            written = os.writev(file.fileno(), list(islice(left, MAX_PARTS)))
+            while left and written >= len(left[0]):
+                written -= len(left.popleft())
+            if written:
+                left[0] = left[0][written:]
         os.fsync(file.fileno())
 
 
