@@ -48,7 +48,8 @@ def bench(
         work_dir=work_dir,
         drop_caches=drop_caches,
     )
-    output.mkdir(parents=True, exist_ok=True)
+    for folder in (output, *([work_dir] if work_dir else [])):
+        folder.mkdir(parents=True, exist_ok=True)
     run_plan(plan, output)
 
 

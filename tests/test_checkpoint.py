@@ -34,7 +34,7 @@ from trajstore import (
     UnsafeFileError,
 )
 from trajstore.index import read_generation
-from trajstore.storage import LocalStorage
+from trajstore.local_storage import LocalStorage
 
 FORMS = pytest.mark.parametrize("form", ["pt", "pkl", "zarr"])
 FILE_FORMS = pytest.mark.parametrize("form", ["pt", "pkl"])

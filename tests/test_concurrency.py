@@ -18,7 +18,8 @@ from conftest import assert_same_trajectory, make
 
 import trajstore
 from trajstore import Trajectory
-from trajstore.storage import LocalStorage, MemoryStorage
+from trajstore.local_storage import LocalStorage
+from trajstore.storage import MemoryStorage
 
 
 class Disk(MemoryStorage):
@@ -481,7 +482,7 @@ def test_folders_made_while_others_are_synced_are_not_forgotten(tmp_path: Path, 
             storage.write("late/x", b"1")
         synced.append(folder)
 
-    monkeypatch.setattr("trajstore.storage.sync_folder", sync)
+    monkeypatch.setattr("trajstore.local_storage.sync_folder", sync)
     storage.write("early/x", b"1")
     storage.replace("doc", b"1")
     storage.replace("doc", b"2")

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import trajstore
+from trajstore.local_storage import LocalStorage
 from trajstore.mapping import map_file
 from trajstore.packing import prepare
-from trajstore.storage import LocalStorage
 
 
 def test_a_map_outlives_its_file_and_its_storage(tmp_path: Path) -> None:

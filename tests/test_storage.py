@@ -12,7 +12,10 @@ from conftest import assert_same, assert_same_trajectory, make
 from zarr.storage import FsspecStore, LocalStore, MemoryStore, ZipStore
 
 import trajstore
-from trajstore.storage import ByteRange, LocalStorage, MemoryStorage, ZarrStorage, open_storage
+from trajstore.local_storage import LocalStorage
+from trajstore.place import open_storage
+from trajstore.storage import ByteRange, MemoryStorage
+from trajstore.zarr_storage import ZarrStorage
 
 
 @pytest.fixture(params=["local", "memory", "zarr memory", "fsspec"])
@@ -124,9 +127,9 @@ def test_verbs(storage: Any) -> None:
 def test_replace_waits_until_all_before_it_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
     storage = LocalStorage(tmp_path / "root")
-    monkeypatch.setattr("trajstore.storage.sync_folder", lambda folder: events.append(f"folder {folder.name}"))
+    monkeypatch.setattr("trajstore.local_storage.sync_folder", lambda folder: events.append(f"folder {folder.name}"))
     monkeypatch.setattr(
-        "trajstore.storage._write_synced", lambda path, parts: (events.append(path.name), path.write_bytes(b"".join(parts)))
+        "trajstore.local_storage._write_synced", lambda path, parts: (events.append(path.name), path.write_bytes(b"".join(parts)))
     )
     storage.write("s/a/x", b"1")
     storage.replace("s/doc", b"2")

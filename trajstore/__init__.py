@@ -16,7 +16,8 @@ The modules are floors of a house; each imports only from floors above it, as a 
 | 2 | `packing` | a trajectory as env-major rows and pooled frames, in memory |
 | 2 | `codec` | rows a chunk and codec by the data; encode |
 | 2 | `demo` | a rendered scene to try things on |
-| 2 | `storage` | the one seam to bytes elsewhere: directory, dictionary, any Zarr store |
+| 2 | `storage` | the one seam to bytes elsewhere; a dictionary behind it |
+| 3 | `local_storage`, `zarr_storage` | a directory, any Zarr store behind it |
 | 3 | `decode` | many chunks of one array into their places |
 | 4 | `arrays` | one array of a segment: description, shard, and back |
 | 5 | `segment` | encode, write, link, open one segment |
@@ -25,7 +26,7 @@ The modules are floors of a house; each imports only from floors above it, as a 
 | 6 | `reader` | rows -> chunks -> their places |
 | 7 | `gather` | a batch: fields, memory, rows of sources |
 | 7 | `cache` | the decoded ring |
-| 7 | `place` | what is at a place: a store, nothing, something else |
+| 7 | `place` | the storage at a place, and what is in it: a store, nothing, something else |
 | 8 | `sampler` | windows, seeds, what to draw |
 | 9 | `view` | a store as its readers see it |
 | 10 | `staging` | segments that appear together: link, load, compact |

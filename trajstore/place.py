@@ -1,15 +1,42 @@
-"""What is at a place: a store, nothing, or something else."""
+"""Places: the storage there, and what is in it: a store, nothing, or something else."""
 
+import os
 import uuid as uuids
 from collections.abc import Iterator
 
+from zarr.abc.store import Store
+from zarr.storage import LocalStore
+
 from trajstore.arrays import to_document
-from trajstore.errors import CorruptionError, FormatVersionError, NotAStoreError, StoreNotFoundError
+from trajstore.errors import CorruptionError, FormatVersionError, InvalidRequestError, NotAStoreError, StoreNotFoundError
 from trajstore.index import INDEX, Index, publish
+from trajstore.local_storage import LocalStorage, local_path
 from trajstore.segment import GROUP, SEGMENTS, group_document, parse_document
-from trajstore.storage import Storage
+from trajstore.storage import MemoryStorage, Storage
+from trajstore.zarr_storage import ZarrStorage
 
 FORMAT_VERSION = 1
+
+
+def open_storage(place: "str | os.PathLike[str] | Store | Storage") -> Storage:
+    """The storage at a path, or over a Zarr store.
+
+    Raises:
+        InvalidRequestError: `place` is neither.
+        NotAStoreError: The path is a file.
+    """
+    if isinstance(place, LocalStore):
+        place = place.root
+    if isinstance(place, str | os.PathLike):
+        path = local_path(place)
+        if path.exists() and not path.is_dir():
+            raise NotAStoreError(f"{path} is a file; a store is a directory")
+        return LocalStorage(path)
+    if isinstance(place, Store):
+        return ZarrStorage(place)
+    if isinstance(place, LocalStorage | MemoryStorage | ZarrStorage):
+        return place
+    raise InvalidRequestError(f"expected a path or a Zarr store, found {type(place).__name__}")
 
 
 def is_store(storage: Storage) -> bool:

@@ -24,8 +24,9 @@ from trajstore.checkpoint import (
 from trajstore.errors import ClosedError, InvalidRequestError, NotAStoreError, StoreNotFoundError, TrajectoryNotFoundError
 from trajstore.folders import replacing
 from trajstore.index import TrajectoryInfo
+from trajstore.local_storage import local_path
 from trajstore.staging import Staging
-from trajstore.storage import MemoryStorage, local_path
+from trajstore.storage import MemoryStorage
 from trajstore.store import TrajectoryStore
 from trajstore.store import open as open_store
 from trajstore.threads import stop_threads

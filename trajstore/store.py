@@ -25,10 +25,10 @@ from trajstore.errors import (
 from trajstore.index import INDEX, Index, publish
 from trajstore.layout import Ints
 from trajstore.packing import Packed, prepare
-from trajstore.place import create, erase, is_store
+from trajstore.place import create, erase, is_store, open_storage
 from trajstore.segment import EncodedSegment, delete_segment, encode_segment, write_segment
 from trajstore.staging import Staging, worth_compacting
-from trajstore.storage import Storage, open_storage
+from trajstore.storage import Storage
 from trajstore.verify import Fault, find_faults
 from trajstore.view import StoreView
 from trajstore.writer import Writer

@@ -13,12 +13,13 @@ from trajstore.errors import CorruptionError, InvalidRequestError
 from trajstore.gather import gather, resolve_fields
 from trajstore.index import PENDING, Index, Selection, TrajectoryInfo, as_integers, read_generation, read_index
 from trajstore.layout import Field, Ints, Places
+from trajstore.local_storage import LocalStorage
 from trajstore.packing import Header, Packed, unpack
 from trajstore.place import read_uuid
 from trajstore.reader import Group, MemorySource, SegmentSource, Source, empty_arrays, read_arrays
 from trajstore.sampler import MAX_ATTEMPTS, Sampler
 from trajstore.segment import SEGMENTS, Segment
-from trajstore.storage import LocalStorage, Storage
+from trajstore.storage import Storage
 from trajstore.trajectory import Json, Trajectory
 
 MAX_OPEN_SEGMENTS = 4096
