@@ -76,6 +76,19 @@ def test_no_more_bytes_are_kept_than_allowed() -> None:
     assert sum(block.nbytes for block in pool.idle) == 2 * 20_480
 
 
+def test_an_idle_store_keeps_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trajstore.writer.IDLE_S", 0.05)
+    memory.TRAJECTORIES.release()
+    with trajstore.open(MemoryStorage()) as store:
+        store.append(make(image=200, steps=20))
+        thread = store._writer._thread
+        assert thread is not None
+        thread.join(20)
+        assert not thread.is_alive()
+        assert len(store) == 1
+        assert not memory.TRAJECTORIES.idle
+
+
 def test_a_copy_that_is_written_makes_room_for_the_next() -> None:
     memory.TRAJECTORIES.release()
     large = [make(seed=seed, image=100, steps=30) for seed in range(2)]

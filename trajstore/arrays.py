@@ -149,7 +149,7 @@ def _encode(plan: _Plan, starts: range) -> list[bytes]:
 
 
 def decode_array(array: StoredArray, shard: bytes) -> Array:
-    """Inverse of `encode_array`; `CorruptionError` if the bytes are not those that were written."""
+    """Inverse of `encode_arrays`, for one; `CorruptionError` if the bytes are not those that were written."""
     rows = np.empty((array.num_chunks * array.rows_per_chunk or array.rows, *array.row_shape), array.dtype)
     if array.bytes:
         if len(shard) != array.bytes or crc32c(shard) != array.crc32c:

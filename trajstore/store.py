@@ -8,7 +8,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal
 
 import numpy as np
@@ -79,29 +79,38 @@ def open(  # noqa: A001  named as zarr.open
         raise StoreExistsError(f"there is a store at {storage.location} already; mode='a' opens it")
     if mode == "r":
         return TrajectoryStore(storage, read_only=True)
+    make = functools.partial(
+        TrajectoryStore,
+        storage,
+        read_only=False,
+        segment_bytes=segment_bytes,
+        queue_bytes=queue_bytes,
+        max_trajectories=max_trajectories,
+    )
     storage.lock()
     try:
-        if not exists:
-            create(storage)
-        try:
-            store = TrajectoryStore(
-                storage, read_only=False, segment_bytes=segment_bytes, queue_bytes=queue_bytes, max_trajectories=max_trajectories
-            )
-        except CorruptionError:
-            if mode != "w":
-                raise
-            erase(storage)
-            create(storage)
-            store = TrajectoryStore(
-                storage, read_only=False, segment_bytes=segment_bytes, queue_bytes=queue_bytes, max_trajectories=max_trajectories
-            )
-        if mode == "w":
-            store.clear()  # segment numbers go on, so that readers do not take new ones for old ones
-            storage.delete("metadata.json")
-        return store
+        return _open_for_writing(storage, make, exists=exists, overwrite=mode == "w")
     except BaseException:
         storage.unlock()
         raise
+
+
+def _open_for_writing(storage: Storage, make: "Callable[[], TrajectoryStore]", *, exists: bool, overwrite: bool) -> "TrajectoryStore":
+    """The store, by `make`, of a storage that is locked; `overwrite`: empty, whatever was there."""
+    if not exists:
+        create(storage)
+    try:
+        store = make()
+    except CorruptionError:
+        if not overwrite:
+            raise
+        erase(storage)
+        create(storage)
+        store = make()
+    if overwrite:
+        store.clear()  # segment numbers go on, so that readers do not take new ones for old ones
+        storage.delete("metadata.json")
+    return store
 
 
 class TrajectoryStore(StoreView):

@@ -76,9 +76,13 @@ def _pool(name: str, size: int) -> ThreadPoolExecutor:
 
 
 def step_back() -> None:
-    """Lets other threads have the cores before the calling one, which works in the background. Linux only; it can't be undone."""
+    """Lets other threads have the cores before the calling one, which works in the background. Linux only; it can't be undone.
+
+    The measure is the main thread, since a thread begins with the niceness of the one that starts it, which may have stepped back.
+    """
     if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + _NICENESS)
+        with contextlib.suppress(OSError):  # where it is forbidden, work goes on as it is
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, os.getpid()) + _NICENESS)
 
 
 def stop_threads() -> None:

@@ -172,30 +172,35 @@ class Writer(Generic[Encoded]):
 
     def _run(self) -> None:
         step_back()
-        while True:
-            with self._changed:
-                if not self._wait_for_work():
-                    return
-                ahead, self._ahead = self._ahead, None
-                if ahead is not None and not self._is_queued(ahead.batch):
-                    ahead = None
-                batch = ahead.batch if ahead is not None else self._next_batch()
-                self._is_committing = True
-                self._num_commits += 1
-            failure: BaseException | None = None
-            try:
-                encoded = ahead.encoded.result() if ahead is not None else self._encode(batch)
-                self._encode_ahead(batch)
-                self._commit(encoded)
-            except BaseException as error:  # noqa: BLE001  raised in the caller's thread by check
-                failure = error
-            with self._changed:
-                self._is_committing = failure is None
-                self._failure = failure
-                self._ahead = self._ahead if failure is None else None  # the batch before it has to be tried again
-                self._drop([] if failure else [trajectory_id for trajectory_id, _ in batch])
-            if failure is None:
-                self._finish()
+        while self._commit_next():
+            pass
+
+    def _commit_next(self) -> bool:
+        """Commits a batch once there is one; False when the thread is to end. What it holds is let go before the next wait."""
+        with self._changed:
+            if not self._wait_for_work():
+                return False
+            ahead, self._ahead = self._ahead, None
+            if ahead is not None and not self._is_queued(ahead.batch):
+                ahead = None
+            batch = ahead.batch if ahead is not None else self._next_batch()
+            self._is_committing = True
+            self._num_commits += 1
+        failure: BaseException | None = None
+        try:
+            encoded = ahead.encoded.result() if ahead is not None else self._encode(batch)
+            self._encode_ahead(batch)
+            self._commit(encoded)
+        except BaseException as error:  # noqa: BLE001  raised in the caller's thread by check
+            failure = error
+        with self._changed:
+            self._is_committing = failure is None
+            self._failure = failure
+            self._ahead = self._ahead if failure is None else None  # the batch before it has to be tried again
+            self._drop([] if failure else [trajectory_id for trajectory_id, _ in batch])
+        if failure is None:
+            self._finish()
+        return True
 
     def _wait_for_work(self) -> bool:
         """Whether there is a batch; not if the thread was stopped, or idle for long, so that a store nobody refers to can go."""
