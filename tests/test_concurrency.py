@@ -59,6 +59,14 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
+def started(work: Callable[[], Any], entered: threading.Event) -> threading.Thread:
+    """A thread that does the work and has come to where it waits."""
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert entered.wait(20)
+    return thread
+
+
 @pytest.fixture(autouse=True)
 def encode_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """However small batches are."""
@@ -191,9 +199,7 @@ def test_linking_beside_a_clear_gives_no_id_twice(disk: Disk, monkeypatch: pytes
         store.extend([make(seed=0), make(seed=1)])
         store.flush()
         entered, may_go = paused(monkeypatch, "trajstore.staging.link_segment")
-        linking = threading.Thread(target=store.link_from, args=(source,))
-        linking.start()
-        assert entered.wait(20)
+        linking = started(lambda: store.link_from(source), entered)
         clearing = threading.Thread(target=lambda: (store.clear(), store.extend([make(seed=seed) for seed in range(4)])))
         clearing.start()
         time.sleep(0.1)
@@ -210,9 +216,7 @@ def test_compacting_beside_a_clear_moves_nothing_of_another(disk: Disk, monkeypa
             store.append(make(seed=seed))
             store.flush()
         entered, may_go = paused(monkeypatch, "trajstore.staging.write_segment")
-        compacting = threading.Thread(target=store.compact)
-        compacting.start()
-        assert entered.wait(20)
+        compacting = started(store.compact, entered)
         clearing = threading.Thread(target=lambda: (store.clear(), store.extend([make(seed=5), make(seed=6)])))
         clearing.start()
         time.sleep(0.1)
@@ -230,9 +234,7 @@ def test_compacting_beside_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             store.append(make(seed=seed))
             store.flush()
         entered, may_go = paused(monkeypatch, "trajstore.store.worth_compacting")
-        compacting = threading.Thread(target=store.compact)
-        compacting.start()
-        assert entered.wait(20)
+        compacting = started(store.compact, entered)
         store.append(make(seed=3))
         store.flush()
         may_go.set()
@@ -462,9 +464,7 @@ def test_linking_from_a_store_that_is_compacted(tmp_path: Path, monkeypatch: pyt
             source.append(make(seed=seed))
             source.flush()
         entered, may_go = paused(monkeypatch, "trajstore.staging.link_segment")
-        linking = threading.Thread(target=target.link_from, args=(source,))
-        linking.start()
-        assert entered.wait(20)
+        linking = started(lambda: target.link_from(source), entered)
         source.compact()
         may_go.set()
         linking.join()
